@@ -1,0 +1,34 @@
+# Every target sets up what it needs: `make demo` and `make test` work in a fresh clone.
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= -c constraints.txt
+BIN := $(VENV)/bin
+# The work is small matrices on few cores: one thread a process keeps parallel tests from fighting.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: setup demo test lint types check clean
+
+setup: $(VENV)/.done
+
+$(VENV)/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e '.[dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/onboard demo --root workspace
+
+test: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q tests
+
+lint: setup
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+check: lint types test
+
+clean:
+	rm -rf $(VENV) workspace .onboard dist build

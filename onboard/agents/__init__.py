@@ -1,0 +1,1 @@
+"""Reviewer, repairer and run agent, and their back ends."""

@@ -1,0 +1,1 @@
+"""Config, Hugging Face source and module tree -> `ModelSpec`."""

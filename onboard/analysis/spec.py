@@ -1,0 +1,87 @@
+"""`ModelSpec`: what the analysis found out about a model, with the evidence for each trait."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from ruamel.yaml import YAML
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Trait(_Record):
+    """One fact about the model and why we believe it."""
+
+    value: str | int | float | bool | None
+    evidence: str
+    """`file.py:123`, `config.json: key`, or `probe: ...` with the measured error."""
+
+
+class Block(_Record):
+    """One class of the Hugging Face module tree that the generated file contains."""
+
+    class_name: str
+    """As in the Hugging Face source, for example `LlamaRMSNorm`."""
+    kind: str
+    """rmsnorm, layernorm, rotary, mlp, attention, decoder_layer, embedding, linear, model, causal_lm, other."""
+    path: str
+    """Its first place in the module tree, for example `model.layers.0.mlp`."""
+    source: str
+    """`modeling_llama.py:120`."""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    """What the block's template needs (for example `unit_offset`, `activation`)."""
+    evidence: list[str] = Field(default_factory=list)
+
+
+class LayerKind(_Record):
+    """A kind of decoder layer and the layers that are of it."""
+
+    name: str
+    """For example `full_attention` or `sliding_attention`."""
+    layers: list[int]
+    path: str
+    """Module path of the first such layer."""
+
+
+class ModelSpec(_Record):
+    """The analysis of one architecture: a readable YAML artifact that a user may edit and generate from."""
+
+    schema_version: int = 1
+    model: str
+    revision: str | None = None
+    family: str
+    """`model_type`, checked to be an identifier."""
+    architecture: str
+    """For example `LlamaForCausalLM`."""
+    config_class: str
+    hf_module: str
+    """For example `transformers.models.llama.modeling_llama`."""
+    transformers_version: str
+    source_hash: str
+    """sha256 of the Hugging Face modeling source."""
+    num_parameters: int
+    config: dict[str, Any]
+    """The checkpoint's config.json."""
+    traits: dict[str, Trait]
+    """attention (mha/gqa/mqa), norm, norm_placement, rope, mlp, activation, qk_norm, sliding_window, logit_softcap,
+    attention_softcap, tied_embeddings, position, ...: whatever applies, in this order."""
+    blocks: list[Block]
+    layer_kinds: list[LayerKind]
+    tricky: list[str] = Field(default_factory=list)
+    """What a human should look at."""
+
+    def save(self, path: Path) -> None:
+        """Write the spec as YAML."""
+        yaml = YAML()
+        yaml.width = 110
+        with path.open("w", encoding="utf-8") as file:
+            yaml.dump(self.model_dump(mode="json"), file)
+
+    @classmethod
+    def load(cls, path: Path) -> ModelSpec:
+        """Read a spec that `save` wrote, or that a user edited since."""
+        return cls.model_validate(YAML(typ="safe").load(path.read_text(encoding="utf-8")))

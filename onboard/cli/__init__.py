@@ -1,0 +1,1 @@
+"""The Typer application: one file a command, parsing and printing only."""

@@ -1,0 +1,1 @@
+"""`ModelSpec` -> files, through the templates."""

@@ -1,0 +1,94 @@
+"""The configuration of a run: what a registry entry, a standalone YAML file and `LLM` all validate against."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from onboard.errors import UsageError
+
+DType = Literal["auto", "float32", "float16", "bfloat16"]
+
+
+class StrictModel(BaseModel):
+    """A pydantic model that refuses unknown keys and names the nearest valid one."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            for key in values:
+                if key not in cls.model_fields:
+                    raise UsageError(
+                        f"{cls.__name__} has no field {key!r}", hint=suggest(key, cls.model_fields)
+                    )
+        return values
+
+
+def suggest(name: str, known: Any) -> str:
+    """Return a hint that names the valid spelling nearest to `name`, or all of them."""
+    names = sorted(map(str, known))
+    near = difflib.get_close_matches(str(name), names, n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"Valid: {', '.join(names)}"
+
+
+class KVCacheConfig(StrictModel):
+    """The paged key-value cache."""
+
+    free_gpu_memory_fraction: float = Field(default=0.9, gt=0, le=1)
+    """Share of the memory that is free after a full-size forward pass which the cache may take."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Upper bound on cached tokens over all sequences; None: as many as fit."""
+    tokens_per_block: int = Field(default=32, ge=1)
+    """Page size, in tokens."""
+    dtype: DType = "auto"
+
+
+class CudaGraphConfig(StrictModel):
+    """Which batch sizes are captured as CUDA graphs."""
+
+    batch_sizes: list[int] | None = None
+    """None: powers of two up to `max_batch_size`."""
+    enable_padding: bool = True
+    """Round a decode batch up to the next captured size."""
+
+
+class RuntimeConfig(StrictModel):
+    """Everything that a run of one model needs besides the checkpoint; the content of a standalone YAML file."""
+
+    model: str = ""
+    revision: str | None = None
+    dtype: DType = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    world_size: int = Field(default=1, ge=1)
+    max_seq_len: int = Field(default=512, ge=1)
+    max_batch_size: int = Field(default=8, ge=1)
+    max_num_tokens: int = Field(default=2048, ge=1)
+    """Most tokens in one forward pass; longer prompts are prefilled in chunks."""
+    attn_backend: Literal["auto", "torch", "triton"] = "auto"
+    """auto: triton on a GPU, torch elsewhere."""
+    compile_backend: Literal["auto", "torch-simple", "torch-compile", "torch-cudagraph", "torch-opt"] = "auto"
+    """auto: torch-cudagraph on a GPU, torch-simple elsewhere."""
+    kv_cache_config: KVCacheConfig = Field(default_factory=KVCacheConfig)
+    cuda_graph_config: CudaGraphConfig = Field(default_factory=CudaGraphConfig)
+    model_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Overrides of the Hugging Face config (for example `num_hidden_layers: 2` for a reduced run)."""
+    skip_loading_weights: bool = False
+    """Random weights instead of the checkpoint's."""
+    transforms: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Overrides of the pipeline, by transform key."""
+
+
+def deep_merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` updated by `override`: mappings merge key by key, everything else is replaced."""
+    merged = dict(base)
+    for key, value in override.items():
+        old = merged.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = deep_merge(old, value) if both else value  # type: ignore[arg-type]
+    return merged

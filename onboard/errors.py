@@ -1,0 +1,35 @@
+"""The errors that users see: one line that says what was wrong, what was found and what to do."""
+
+from __future__ import annotations
+
+
+class OnboardError(Exception):
+    """A failure to tell the user about without a traceback; `hint` says what to do."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.hint}" if self.hint else self.message
+
+
+class UsageError(OnboardError):
+    """The command line or a configuration file asks for something that does not exist."""
+
+    exit_code = 2
+
+
+class ConsentRequiredError(OnboardError):
+    """Going on needs the user's word: the model does not fit, or its repository brings code to run."""
+
+    exit_code = 3
+
+
+class DriftError(OnboardError):
+    """A committed generated file differs from what the tool generates now."""
+
+    exit_code = 4

@@ -1,0 +1,1 @@
+"""Transform framework: configuration, stages, pipeline, FX helpers, pattern matching."""

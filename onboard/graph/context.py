@@ -1,0 +1,35 @@
+"""What transforms share while a pipeline runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from onboard.config import RuntimeConfig
+
+if TYPE_CHECKING:
+    from onboard.graph.factory import ModelFactory
+
+
+@dataclass
+class TransformContext:
+    """The run that a pipeline serves; transforms leave here what later stages and the runtime need."""
+
+    factory: ModelFactory
+    runtime: RuntimeConfig
+    device: torch.device
+    dtype: torch.dtype
+    facts: list[str] = field(default_factory=list)
+    """Visible facts: fallbacks, skipped matches, unused graphs. The report and the log show each."""
+    cache: Any = None
+    """The `CachedSequenceInterface` (onboard.graph.sequence): made by the first `insert_cached_*`, allocated by
+    `initialize_cache`, grown by `resize_kv_cache`."""
+
+    @property
+    def attn_backend(self) -> str:
+        """The attention back end that "auto" stands for on this device."""
+        if self.runtime.attn_backend != "auto":
+            return self.runtime.attn_backend
+        return "triton" if self.device.type == "cuda" else "torch"

@@ -1,0 +1,61 @@
+"""What generated model files build on: the output type and the table of registered model classes."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from onboard.errors import OnboardError
+
+M = TypeVar("M", bound=type[nn.Module])
+
+_MODELS: dict[str, type[nn.Module]] = {}
+
+
+@dataclass
+class CausalLMOutput:
+    """`logits` [batch, sequence, vocabulary], in the model's dtype."""
+
+    logits: torch.Tensor
+
+
+torch.utils._pytree.register_dataclass(CausalLMOutput)
+
+
+def register_causal_lm(config_class: str, model_class: type[nn.Module]) -> None:
+    """Register `model_class` under the name of its Hugging Face config class; the last line of a model file."""
+    _MODELS[config_class] = model_class
+
+
+def load_model_file(path: Path) -> None:
+    """Execute a generated model file, which registers its class; the same bytes are executed once."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    name = f"onboard_generated_{path.stem}_{digest}"
+    if name in sys.modules:
+        return
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+def registered_model(config_class: str) -> type[nn.Module]:
+    """Return the model class registered for a config class."""
+    if config_class not in _MODELS:
+        raise OnboardError(
+            f"no generated model is registered for {config_class}", hint="Onboard the model first"
+        )
+    return _MODELS[config_class]

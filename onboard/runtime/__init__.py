@@ -1,0 +1,1 @@
+"""Scheduler, sampler, engine and `LLM`."""

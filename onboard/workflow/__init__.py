@@ -1,0 +1,1 @@
+"""The engine: phases, their state, resume and the worklog."""
