@@ -24,9 +24,7 @@ class StrictModel(BaseModel):
         if isinstance(values, Mapping):
             for key in values:
                 if key not in cls.model_fields:
-                    raise UsageError(
-                        f"{cls.__name__} has no field {key!r}", hint=suggest(key, cls.model_fields)
-                    )
+                    raise UsageError(f"{cls.__name__} has no field {key!r}", hint=suggest(key, cls.model_fields))
         return values
 
 

@@ -55,7 +55,5 @@ def load_model_file(path: Path) -> None:
 def registered_model(config_class: str) -> type[nn.Module]:
     """Return the model class registered for a config class."""
     if config_class not in _MODELS:
-        raise OnboardError(
-            f"no generated model is registered for {config_class}", hint="Onboard the model first"
-        )
+        raise OnboardError(f"no generated model is registered for {config_class}", hint="Onboard the model first")
     return _MODELS[config_class]
