@@ -1,0 +1,94 @@
+"""What a phase is and what phases share.
+
+Phases talk to each other only through files: artifacts in the work folder and content files under the root. So a
+resumed run needs nothing but the state file and those.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from onboard.analysis.spec import ModelSpec
+from onboard.config import DType, StrictModel
+
+if TYPE_CHECKING:
+    from onboard.hub import ModelSource
+    from onboard.workflow.files import FileWriter
+    from onboard.workflow.worklog import Worklog
+
+
+class RunOptions(StrictModel):
+    """The command line options that phases read."""
+
+    revision: str | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: DType = "auto"
+    trust_remote_code: bool = False
+    yes: bool = False
+    """The user's consent, given in advance (does not fit in memory)."""
+    offline: bool = False
+    dry_run: bool = False
+
+
+@dataclass
+class RunContext:
+    """One run of the workflow for one model."""
+
+    model: str
+    """As the user gave it: a local folder or an id."""
+    root: Path
+    work_dir: Path
+    """`<root>/.onboard/<model>`."""
+    options: RunOptions
+    files: FileWriter
+    """Every write under the root goes through it: atomic, recorded, and only shown in a dry run."""
+    worklog: Worklog
+    source: ModelSource
+    """Where the model's files are (`onboard.hub`): a local folder, the cache or a Hub; weights on demand."""
+
+    def artifact(self, name: str) -> Path:
+        """Return the path of an artifact in the work folder."""
+        return self.work_dir / name
+
+    def read_json(self, name: str) -> Any:
+        """Read a JSON artifact that an earlier phase wrote."""
+        return json.loads(self.artifact(name).read_text(encoding="utf-8"))
+
+    def write_json(self, name: str, data: Any) -> Path:
+        """Write a JSON artifact."""
+        path = self.artifact(name)
+        self.files.write(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+        return path
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's spec, as the analyze phase wrote it or the user edited it."""
+        return ModelSpec.load(self.artifact("spec.yaml"))
+
+
+@dataclass
+class PhaseResult:
+    """What a phase left behind."""
+
+    artifacts: dict[str, str] = field(default_factory=dict)
+    """Name -> path, relative to the root."""
+    summary: str = ""
+    """One line for the terminal."""
+
+
+class Phase(ABC):
+    """One step of the workflow."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def inputs(self, context: RunContext) -> dict[str, Any]:
+        """Return what the result depends on, as JSON-able data (file contents as hashes): equal inputs, no rerun."""
+
+    @abstractmethod
+    def run(self, context: RunContext) -> PhaseResult:
+        """Do the work; raise `OnboardError` on failure."""
