@@ -7,7 +7,6 @@ that a decode step copies only what it needs and a captured CUDA graph always fi
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -249,7 +248,7 @@ def input_names(gm: nn.Module) -> list[str]:
     """Return the names of a graph module's placeholders, also through a wrapper that exposes `graph`."""
     graph = gm.graph
     assert isinstance(graph, torch.fx.Graph)
-    return [str(node.target) for node in itertools.takewhile(lambda node: node.op == "placeholder", graph.nodes)]
+    return [str(node.target) for node in graph.find_nodes(op="placeholder")]
 
 
 def _aligned(num_bytes: int) -> int:
