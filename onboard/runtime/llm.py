@@ -18,7 +18,8 @@ from onboard.registry import config_path, find_entry
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
 from onboard.runtime.sampling import SamplingParams
-from onboard.runtime.scheduler import FinishReason, Sequence as Output, Step
+from onboard.runtime.scheduler import FinishReason, Step
+from onboard.runtime.scheduler import Sequence as Output
 
 Prompt = str | Sequence[int]
 
