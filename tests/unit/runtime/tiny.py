@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from onboard.config import RuntimeConfig
 from onboard.runtime.build import build_engine
@@ -53,6 +54,17 @@ class Tiny:
         for _ in range(count):
             known.append(int(self.logits(known)[-1].argmax()))
         return known[len(ids) :]
+
+
+def save_tokenizer(folder: Path, text: str) -> int:
+    """Train a byte-level tokenizer on `text` and save it; return its vocabulary's size."""
+    fast = Tokenizer(models.BPE())
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    fast.train_from_iterator([text], trainers.BpeTrainer(special_tokens=["<eos>"], initial_alphabet=alphabet))
+    PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<eos>").save_pretrained(folder)
+    return fast.get_vocab_size()
 
 
 def make_tiny(folder: Path, model_type: str = "llama", **options: Any) -> Tiny:
