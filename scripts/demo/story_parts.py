@@ -3,14 +3,80 @@
 from __future__ import annotations
 
 NAMES = {
-    "she": ["Lily", "Anna", "Mia", "Clara", "Rosa", "Ella", "Nora", "Ivy", "Maya", "Zoe", "Lucy", "Ruby", "Emma", "Grace", "Tara", "Hazel"],
-    "he": ["Tom", "Ben", "Max", "Sam", "Leo", "Oscar", "Finn", "Jack", "Theo", "Hugo", "Noah", "Felix", "Milo", "Owen", "Toby", "Adam"],
+    "she": [
+        "Lily",
+        "Anna",
+        "Mia",
+        "Clara",
+        "Rosa",
+        "Ella",
+        "Nora",
+        "Ivy",
+        "Maya",
+        "Zoe",
+        "Lucy",
+        "Ruby",
+        "Emma",
+        "Grace",
+        "Tara",
+        "Hazel",
+    ],
+    "he": [
+        "Tom",
+        "Ben",
+        "Max",
+        "Sam",
+        "Leo",
+        "Oscar",
+        "Finn",
+        "Jack",
+        "Theo",
+        "Hugo",
+        "Noah",
+        "Felix",
+        "Milo",
+        "Owen",
+        "Toby",
+        "Adam",
+    ],
 }
-ANIMALS = (
-    ["rabbit", "fox", "bear", "mouse", "squirrel", "hedgehog", "duck", "owl", "cat", "puppy", "turtle", "frog", "badger", "deer", "otter", "goat", "pony", "penguin"]
-)
+ANIMALS = [
+    "rabbit",
+    "fox",
+    "bear",
+    "mouse",
+    "squirrel",
+    "hedgehog",
+    "duck",
+    "owl",
+    "cat",
+    "puppy",
+    "turtle",
+    "frog",
+    "badger",
+    "deer",
+    "otter",
+    "goat",
+    "pony",
+    "penguin",
+]
 PEOPLE = {"she": ["girl", "girl", "girl", "baker", "gardener"], "he": ["boy", "boy", "boy", "baker", "fisherman"]}
-TRAITS = ["kind", "brave", "curious", "clever", "shy", "cheerful", "gentle", "careful", "quiet", "playful", "patient", "friendly", "honest", "little"]
+TRAITS = [
+    "kind",
+    "brave",
+    "curious",
+    "clever",
+    "shy",
+    "cheerful",
+    "gentle",
+    "careful",
+    "quiet",
+    "playful",
+    "patient",
+    "friendly",
+    "honest",
+    "little",
+]
 PLACES = [
     ("in a small house near the forest", "garden"),
     ("on a green hill by the sea", "beach"),
