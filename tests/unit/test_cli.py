@@ -167,7 +167,7 @@ def test_failures(
     captured = capsys.readouterr()
     assert captured.err.strip().splitlines()[-1] == line
     assert "Traceback" not in captured.err
-    assert json.loads(captured.out)["error"] == (str(error) or "failed")
+    assert json.loads(captured.out)["error"] == (str(error) or "interrupted")
     assert main.run(["org/name"], debug=True) == code
     captured = capsys.readouterr()
     assert ("Traceback" in captured.err) == (code != 130)
