@@ -1,1 +1,41 @@
-"""Canonical ops (`torch.ops.onboard.torch_*`) and the back ends that replace them."""
+"""Canonical ops (`torch.ops.onboard.torch_*`) and the back ends that replace them. Importing this registers them all.
+
+| op | file |
+|---|---|
+| `torch_attention`, `torch_attention_sdpa`, `torch_attention_repeat_kv` | `attention.py` |
+| `torch_rope_with_explicit_cos_sin`, `torch_rope_with_complex_freqs`, `torch_rope_with_qk_interleaving` | `rope.py` |
+| `torch_rmsnorm`, `torch_l2norm`, `torch_layernorm` | `norm.py` |
+| `torch_linear_simple`, `torch_swiglu_mlp` | `linear.py` |
+| `gather_logits_before_lm_head` | `gather.py` |
+| `torch_cached_attention` | `cached_attention.py` |
+| `torch_fused_add_rmsnorm`, `torch_silu_and_mul`, `torch_rope_cached`, `torch_fused_swiglu_mlp` | `fused.py` |
+| `triton_cached_attention` | `triton/cached_attention.py` |
+| `triton_rmsnorm`, `triton_fused_add_rmsnorm` | `triton/rmsnorm.py` |
+| `triton_silu_and_mul` | `triton/silu_mul.py` |
+| `triton_rope_cached` | `triton/rope.py` |
+| `triton_fused_swiglu_mlp` | `triton/swiglu.py` |
+
+A `torch_*` op is the reference: it runs anywhere and says what the op means. The `triton_*` op of the same name has the
+same arguments; it is there when the package triton is (`has_triton`), and needs a CUDA device, or Triton's interpreter
+(`TRITON_INTERPRET=1` in the environment before triton is imported).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from onboard.ops import attention, cached_attention, fused, gather, linear, norm, rope  # noqa: F401  (registers)
+from onboard.ops.library import op_sources
+
+_CANONICAL = (attention, linear, norm, rope)
+
+
+def has_triton() -> bool:
+    """Whether the package triton is installed, and with it the `triton_*` ops are registered."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def canonical_ops() -> set[str]:
+    """Return the names of the `torch_*` ops that model files may use; what transforms put in is not among them."""
+    modules = {module.__name__ for module in _CANONICAL}
+    return {name for name, source in op_sources().items() if source in modules}

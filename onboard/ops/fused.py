@@ -1,0 +1,82 @@
+"""References of the fused ops that post-load transforms put in; the Triton ones have the same signatures."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from onboard.ops.activation import activation_function
+from onboard.ops.library import register_op
+from onboard.ops.norm import torch_rmsnorm
+from onboard.ops.rope import torch_rope_with_explicit_cos_sin
+
+
+@register_op()
+def torch_fused_add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Residual addition and RMSNorm.
+
+    Args:
+        x, residual: [..., size], same dtype.
+        weight: [size].
+        eps: added to the mean square.
+
+    Returns:
+        The normalised sum (dtype as `torch_rmsnorm`) and the sum, rounded to x's dtype before it is normalised.
+    """
+    total = x + residual
+    return torch_rmsnorm(total, weight, eps), total
+
+
+@register_op()
+def torch_silu_and_mul(x: Tensor, activation: str = "silu") -> Tensor:
+    """act(gate) * up, where gate is the first half of the last dimension and up the second.
+
+    Args:
+        x: [..., 2 * size].
+        activation: a key of `onboard.ops.activation.ACTIVATIONS`.
+
+    Returns:
+        [..., size] in x's dtype.
+    """
+    gate, up = x.chunk(2, dim=-1)
+    return activation_function(activation)(gate) * up
+
+
+@register_op()
+def torch_rope_cached(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Half rotation of q and k in layout bsnd.
+
+    Args:
+        q, k: [batch, sequence, heads, head_dim]; the numbers of heads may differ.
+        cos, sin: [batch, sequence, size], size <= head_dim.
+
+    Returns:
+        q and k rotated, shapes and dtypes unchanged.
+    """
+    return torch_rope_with_explicit_cos_sin(q, k, cos, sin, 2)
+
+
+@register_op()
+def torch_fused_swiglu_mlp(
+    input: Tensor,
+    gate_up_weight: Tensor,
+    down_weight: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    activation: str = "silu",
+) -> Tensor:
+    """`torch_swiglu_mlp` with the gate and up projections as one matrix.
+
+    Args:
+        input: [..., hidden].
+        gate_up_weight: [2 * intermediate, hidden], gate rows first.
+        down_weight: [hidden, intermediate].
+        gate_up_bias: [2 * intermediate] or None.
+        down_bias: [hidden] or None.
+        activation: a key of `onboard.ops.activation.ACTIVATIONS`.
+
+    Returns:
+        [..., hidden] in the input's dtype.
+    """
+    gate_up = F.linear(input, gate_up_weight, gate_up_bias)
+    return F.linear(torch_silu_and_mul(gate_up, activation), down_weight, down_bias)
