@@ -30,7 +30,7 @@ def report_view(context: RunContext) -> dict[str, Any]:
         "chips": chips(found, dict(runs)),
         "layers": layer_strip(spec),
         "kinds": [layer_kind(spec, kind, index) for index, kind in enumerate(spec.layer_kinds)],
-        "outer_blocks": [block for block in spec.blocks if ".layers." not in block.path and ".h." not in block.path],
+        "outer_blocks": [block for block in spec.blocks if not block.path.startswith(layers_prefix(spec))],
         "files": files(context, found),
         "tests": test_groups(found["tests"].get("tests", [])),
         "test_command": found["tests"].get("command", ""),
@@ -86,6 +86,11 @@ def layer_strip(spec: ModelSpec) -> list[dict[str, Any]]:
     return [{"index": layer, "kind": kind_of[layer]} for layer in sorted(kind_of)]
 
 
+def layers_prefix(spec: ModelSpec) -> str:
+    """Return the path of the list of decoder layers, with its dot: "model.layers."."""
+    return spec.layer_kinds[0].path.rpartition(".")[0] + "."
+
+
 def layer_kind(spec: ModelSpec, kind: LayerKind, index: int) -> dict[str, Any]:
     """Return a kind of layer: which layers are of it, and the blocks in its first one."""
     prefix = f"{kind.path}."
@@ -125,8 +130,8 @@ def files(context: RunContext, found: dict[str, Any]) -> list[dict[str, str]]:
         ("registry/models.yaml", f"registry, entry {registration.get('entry_status', 'missing')}"),
         (registration.get("config", ""), f"standalone config, {registration.get('config_status', '')}"),
         ("registry/supported_models.md", "support matrix"),
-        (_relative(notebook_path(context), context.root) if registration else "", "cookbook"),
-        *((_relative(context.artifact(name), context.root), what) for name, what in _WORK_FILES),
+        (context.relative(notebook_path(context)) if registration else "", "cookbook"),
+        *((context.relative(context.artifact(name)), what) for name, what in _WORK_FILES),
     ]
     return [
         {"path": path, "href": _href(context.root / path, context.work_dir), "what": what}
@@ -216,11 +221,5 @@ def _optional(context: RunContext, name: str) -> dict[str, Any]:
     return content
 
 
-def _relative(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix()
-
-
 def _href(path: Path, base: Path) -> str:
     return Path(os.path.relpath(path, base)).as_posix()
-
-

@@ -32,14 +32,14 @@ class Cookbook(Phase):
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on the template and on what it is filled with."""
-        template = content_path("templates", TEMPLATE, root=context.root)
-        return {"template": template.read_text(encoding="utf-8"), "values": template_values(context)}
+        template = context.files.digest(content_path("templates", TEMPLATE, root=context.root))
+        return {"template": template, "values": template_values(context)}
 
     def run(self, context: RunContext) -> PhaseResult:
         """Render the template, validate the notebook and write it."""
         path = notebook_path(context)
         context.files.write(path, notebook_text(render(TEMPLATE, context.root, **template_values(context))))
-        place = path.relative_to(context.root).as_posix()
+        place = context.relative(path)
         return PhaseResult(artifacts={"cookbook": place}, summary=place)
 
 
@@ -119,7 +119,11 @@ def highlights(spec: ModelSpec) -> list[tuple[str, str]]:
 def sampling_arguments(generation: dict[str, Any]) -> str:
     """Return the checkpoint's own sampling parameters as arguments, or plain ones; only numbers get through."""
     own = {name: generation.get(name) for name in SAMPLING_FIELDS}
-    numbers = {name: value for name, value in own.items() if type(value) in (int, float) and math.isfinite(value)}
+    numbers = {
+        name: value
+        for name, value in own.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
     chosen = numbers or {"temperature": 0.8, "top_p": 0.95}
     return ", ".join(f"{name}={value!r}" for name, value in chosen.items())
 

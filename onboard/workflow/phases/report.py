@@ -25,9 +25,9 @@ class Report(Phase):
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on the templates and on everything that the report shows."""
         names = [*(template for _, template in TEMPLATES.values()), _STYLE]
-        templates = [content_path("templates", name, root=context.root).read_text(encoding="utf-8") for name in names]
+        paths = [content_path("templates", name, root=context.root) for name in names]
         return {
-            "templates": hashlib.sha256("".join(templates).encode()).hexdigest(),
+            "templates": [context.files.digest(path) for path in paths],
             "view": hashlib.sha256(repr(report_view(context)).encode()).hexdigest(),
         }
 
@@ -38,5 +38,5 @@ class Report(Phase):
         for name, (file_name, template) in TEMPLATES.items():
             path = context.artifact(file_name)
             context.files.write(path, render(template, context.root, **view))
-            artifacts[name] = path.relative_to(context.root).as_posix()
+            artifacts[name] = context.relative(path)
         return PhaseResult(artifacts=artifacts, summary=artifacts["report_html"])
