@@ -219,7 +219,7 @@ class _Run:
             and record.status == "done"
             and record.input_hash == self.input_hash
             and self._artifacts_exist(record)
-            and not (self._edited(record) - phase.editable)
+            and not (self._edited(record) - phase.editable - phase.shared)
         )
 
     def _artifacts_exist(self, record: PhaseRecord) -> bool:

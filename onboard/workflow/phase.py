@@ -97,8 +97,11 @@ class Phase(ABC):
 
     name: ClassVar[str]
     editable: ClassVar[frozenset[str]] = frozenset()
-    """Artifacts that the user or another model's run may change: only their absence, not a new content, reruns the
-    phase. Where the phase has to run again for other reasons, an edited one is not overwritten unasked."""
+    """Artifacts that the user may change: only their absence, not a new content, reruns the phase. Where the phase has
+    to run again for other reasons, an edited one is not overwritten unasked."""
+    shared: ClassVar[frozenset[str]] = frozenset()
+    """Artifacts that the runs of all models add to. Only their absence reruns the phase, which never overwrites what
+    others put there."""
     needs_weights: ClassVar[bool] = False
     """The phase reads the checkpoint's weights."""
 
