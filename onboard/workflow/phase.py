@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ruamel.yaml import YAML
-
 from onboard.analysis.spec import ModelSpec
 from onboard.config import DType, StrictModel
 
@@ -79,7 +77,7 @@ class RunContext:
     @property
     def spec(self) -> ModelSpec:
         """The model's spec, as the analyze phase wrote it or the user edited it."""
-        return ModelSpec.model_validate(YAML(typ="safe").load(self.files.read(self.artifact("spec.yaml"))))
+        return ModelSpec.from_yaml(self.files.read(self.artifact("spec.yaml")))
 
 
 @dataclass

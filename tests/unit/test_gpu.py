@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
@@ -31,8 +32,11 @@ def test_all_gpus_together(driver: list[SimpleNamespace]) -> None:
     assert str(gpu.device_memory("cuda")) == "80 GB across 1 GPU"
 
 
-def test_the_cpu_has_the_systems_memory(driver: list[SimpleNamespace]) -> None:
+def test_the_cpu_has_the_systems_memory(
+    driver: list[SimpleNamespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert driver
+    monkeypatch.setattr(gpu, "_CGROUP_LIMIT", tmp_path / "none")
     memory = gpu.device_memory("cpu")
     with open("/proc/meminfo") as file:
         kilobytes = int(file.readline().split()[1])
@@ -40,6 +44,16 @@ def test_the_cpu_has_the_systems_memory(driver: list[SimpleNamespace]) -> None:
     assert 0 < memory.free <= memory.total
     assert not memory.gpus
     assert str(memory).endswith(" GB of system memory")
+
+
+@pytest.mark.parametrize(("text", "limit"), [("123456\n", 123456), ("max\n", None), (f"{2**62}\n", None)])
+def test_a_containers_limit(text: str, limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "memory.max").write_text(text)
+    monkeypatch.setattr(gpu, "_CGROUP_LIMIT", tmp_path / "memory.max")
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = gpu.system_memory()
+    assert memory.total == (limit or installed)
+    assert memory.free <= memory.total
 
 
 @pytest.mark.parametrize("hidden", ["", "-1"])
