@@ -7,13 +7,13 @@ import operator
 import torch
 from torch import fx, nn
 
-import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, is_op, nodes_of, replace_with
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.ops import has_triton
 
-_BACKENDS = ("torch", "triton")
+_BACKENDS = ("torch", "triton") if has_triton() else ("torch",)
 
 
 @register_transform("fuse_add_rms_norm")
@@ -23,13 +23,16 @@ class FuseAddRMSNorm(BaseTransform[TransformConfig]):
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match for each pair; it needs the shapes of what is added."""
         assert isinstance(gm, fx.GraphModule)
-        matches = 0
-        for backend in _BACKENDS:
-            for norm in nodes_of(gm, getattr(torch.ops.onboard, f"{backend}_rmsnorm")):
-                if (total := _residual_sum(norm)) is not None:
-                    _fuse(gm, norm, total, backend)
-                    matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=not matches)
+        # All of them before any is replaced: the new nodes have no shapes yet.
+        pairs = [
+            (norm, total, backend)
+            for backend in _BACKENDS
+            for norm in nodes_of(gm, getattr(torch.ops.onboard, f"{backend}_rmsnorm"))
+            if (total := _residual_sum(norm)) is not None
+        ]
+        for norm, total, backend in pairs:
+            _fuse(gm, norm, total, backend)
+        return gm, TransformInfo(num_matches=len(pairs), is_clean=not pairs, has_valid_shapes=not pairs)
 
 
 def _residual_sum(norm: fx.Node) -> fx.Node | None:
