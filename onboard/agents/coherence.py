@@ -86,7 +86,7 @@ def spectral_excess(matrix: torch.Tensor) -> float:
         return 0.0
     gram = matrix @ matrix.T if m <= n else matrix.T @ matrix
     largest = math.sqrt(max(float(torch.linalg.eigvalsh(gram / scale**2)[-1]), 0.0))
-    return (largest / (math.sqrt(m) + math.sqrt(n)) - 1) * min(m, n) ** (2 / 3)
+    return (largest / (math.sqrt(m) + math.sqrt(n)) - 1) * math.pow(min(m, n), 2 / 3)
 
 
 def weights_excess(folder: Path) -> float | None:

@@ -281,7 +281,7 @@ def reference_nll(session: Session, ids: list[int]) -> float | None:
 
 def peak_memory() -> int:
     """Return the most bytes that were in use: on the GPU when there is one, else resident in this process."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from onboard import registry
 from onboard.analysis.spec import ModelSpec
@@ -31,12 +31,14 @@ class Run(Phase):
     """Runs the model with reduced layers, then with all; both must succeed."""
 
     name = "run"
+    needs_weights: ClassVar[bool] = True
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on the config, the model file, the weights and the device."""
+        model_file = content_path("models", f"modeling_{context.spec.family}.py", root=context.root)
         return {
-            "config": _text(_config_path(context)),
-            "model_file": _text(content_path("models", f"modeling_{context.spec.family}.py", root=context.root)),
+            "config": context.files.digest(_config_path(context)),
+            "model_file": context.files.digest(model_file),
             "weights": _weights_identity(context),
             "options": [context.options.device, context.options.dtype],
         }
@@ -63,7 +65,7 @@ class Run(Phase):
             raise OnboardError(f"the {run['description']} run ended in {status}: {run['error']}", hint=f"Log: {log}")
         artifacts = {"run": path, "run_log": log}
         return PhaseResult(
-            artifacts={name: path.relative_to(context.root).as_posix() for name, path in artifacts.items()},
+            artifacts={name: context.relative(path) for name, path in artifacts.items()},
             summary=summary(runs),
         )
 
@@ -154,15 +156,11 @@ def _note_in_worklog(context: RunContext, result: dict[str, Any]) -> None:
     lines = [f"- Config: `{result['config']}`", f"- Log: `{result['log']}`", f"- Status: {result['status']}"]
     for name, run in result["runs"].items():
         lines.append(f"- {name} ({run['description']}): {run['status']}{': ' + run['error'] if run['error'] else ''}")
-    context.worklog.append(f"run: {result['status']}", "\n".join(lines))
+    context.worklog.append(f"run agent: {result['status']}", "\n".join(lines))
 
 
 def _config_path(context: RunContext) -> Path:
     return registry.config_path(context.root, context.read_json(REGISTRATION)["config_id"])
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def _weights_identity(context: RunContext) -> Any:
