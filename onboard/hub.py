@@ -1,17 +1,43 @@
-"""Where a model's files come from: a local folder, the Hugging Face cache, or a Hub."""
+"""Where a model's files come from: a local folder, the Hugging Face cache, or a Hub.
+
+The Hub's client reads `HF_ENDPOINT`, `HF_HOME` and `HF_TOKEN` itself, retries what is worth retrying, and falls back to
+its cache when the network is down; what is left to do here is to ask for no more than needed and to explain failures.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
+
+from onboard.errors import OnboardError
+
+WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+# Everything that is weights in some format, or a copy of the model for another runtime.
+_WEIGHT_PATTERNS = [
+    *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf", "*.ggml", "*.npz", "*.ot"),
+    *("*.onnx", "*.onnx_data", "*.tflite", "*.mlmodel", "*.pkl", "*.nemo", "*.tar", "*.tar.gz", "*.zip"),
+    *("onnx/*", "openvino/*", "coreml/*", "original/*", "*.mlpackage/*"),
+]
+_SHARD = re.compile(r"[A-Za-z0-9_.-]+\.safetensors")
+_MODEL_TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class ModelSource(Protocol):
     """A model's files, fetched no earlier than they are needed."""
 
-    model: str
-    revision: str | None
-    """The resolved commit, or None for a local folder."""
+    @property
+    def model(self) -> str:
+        """As the user gave it."""
+
+    @property
+    def revision(self) -> str | None:
+        """The resolved commit, or None for a local folder."""
 
     def config(self) -> dict[str, Any]:
         """Return the parsed config.json."""
@@ -21,3 +47,199 @@ class ModelSource(Protocol):
 
     def weights(self) -> Path:
         """Return a folder that also has all safetensors files."""
+
+
+@dataclass(frozen=True)
+class LocalSource:
+    """A folder on this machine."""
+
+    model: str
+
+    @property
+    def revision(self) -> None:
+        """A folder has no revision."""
+
+    def config(self) -> dict[str, Any]:
+        """Return the parsed config.json."""
+        return read_config(self.files())
+
+    def files(self) -> Path:
+        """Return the folder itself."""
+        return Path(self.model).expanduser().resolve()
+
+    def weights(self) -> Path:
+        """Return the folder itself; raise `OnboardError` when a safetensors file is missing from it."""
+        return _complete(self.model, self.files())
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """An id on a Hub, or in its local cache (`offline`: only there)."""
+
+    model: str
+    requested: str | None = None
+    """Branch, tag or commit; None: the main branch."""
+    offline: bool = False
+
+    @property
+    def revision(self) -> str:
+        """The commit that `requested` stands for now."""
+        return self._snapshot.name
+
+    def config(self) -> dict[str, Any]:
+        """Return the parsed config.json."""
+        return read_config(self.files())
+
+    def files(self) -> Path:
+        """Fetch config, code and tokenizer on the first call; return the snapshot's folder."""
+        return self._snapshot
+
+    def weights(self) -> Path:
+        """Fetch the safetensors files that the index names, and no other format; return the snapshot's folder."""
+        shards = shard_names(self.files()) or [WEIGHTS_FILE]
+        # By commit, so that weights and config are of one revision even when the branch moves on in between.
+        folder = self._fetch(self.revision, allow_patterns=shards)
+        return _complete(self.model, folder)
+
+    @cached_property
+    def _snapshot(self) -> Path:
+        return self._fetch(self.requested, ignore_patterns=_WEIGHT_PATTERNS)
+
+    def _fetch(self, revision: str | None, **patterns: list[str]) -> Path:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HTTPError
+
+        try:
+            return Path(snapshot_download(self.model, revision=revision, local_files_only=self.offline, **patterns))
+        except (OSError, ValueError, HTTPError) as error:
+            raise explain_hub_error(error, self) from error
+
+
+def open_source(model: str, *, revision: str | None = None, offline: bool = False) -> ModelSource:
+    """Return the source for a local folder or an id; nothing is fetched yet."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            raise OnboardError(f"{model} is a local folder and has no revision {revision!r}", hint="Omit --revision")
+        return LocalSource(model)
+    if path.exists():
+        raise OnboardError(f"{model} is a file", hint="Give the folder that holds config.json")
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1 or not model.strip():
+        raise OnboardError(f"there is no folder {model!r}", hint="Give a model's folder or an id such as org/name")
+    return HubSource(model, revision, offline)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the folder's config.json; raise `OnboardError` unless it is an object with a usable `model_type`."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise OnboardError(f"{folder} has no config.json", hint="Give a model in Hugging Face format") from None
+    except (ValueError, RecursionError) as error:
+        raise OnboardError(f"{path} is not valid JSON ({error})", hint="Fetch the model again") from error
+    except OSError as error:
+        raise OnboardError(f"{path} cannot be read ({error.strerror})") from error
+    if not isinstance(config, dict):
+        raise OnboardError(f"{path} holds a {type(config).__name__}, not an object", hint="Fetch the model again")
+    if "model_type" not in config:
+        raise OnboardError(f"{path} has no model_type", hint="Only models in Hugging Face transformers format work")
+    # The type names files and classes later on, so that nothing but a plain name may pass.
+    if not isinstance(config["model_type"], str) or not _MODEL_TYPE.fullmatch(config["model_type"]):
+        raise OnboardError(
+            f"{path} has model_type {config['model_type']!r}, which is not a name", hint="Do not trust it"
+        )
+    return config
+
+
+def shard_names(folder: Path) -> list[str]:
+    """Return the file names that the folder's safetensors index lists, sorted; empty without an index."""
+    path = folder / WEIGHTS_INDEX
+    if not path.is_file():
+        return []
+    try:
+        names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OnboardError(f"{path} is not an index of safetensors files", hint="Fetch the model again") from error
+    if stray := [name for name in names if not _SHARD.fullmatch(str(name))]:
+        raise OnboardError(f"{path} names {stray[0]!r}, which is no safetensors file beside it", hint="Do not trust it")
+    return names
+
+
+def has_weights(folder: Path) -> bool:
+    """Tell whether all safetensors files are in the folder."""
+    return not _missing(folder)
+
+
+def _missing(folder: Path) -> list[str]:
+    return [name for name in shard_names(folder) or [WEIGHTS_FILE] if not (folder / name).is_file()]
+
+
+def _complete(model: str, folder: Path) -> Path:
+    missing = _missing(folder)
+    if missing == [WEIGHTS_FILE]:
+        raise OnboardError(
+            f"{model} has no safetensors weights (no {WEIGHTS_FILE} in {folder})",
+            hint="Save the model with save_pretrained, which writes safetensors",
+        )
+    if missing:
+        raise OnboardError(f"{model} lacks {_listing(missing)}, which its index names", hint="Fetch the model again")
+    return folder
+
+
+def _listing(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
+
+
+def explain_hub_error(error: Exception, source: HubSource) -> OnboardError:
+    """Return the one line that says why the Hub's client failed.
+
+    The client wraps one failure in another (offline in a cache miss in an HTTP error), so the whole chain decides.
+    """
+    from huggingface_hub import constants, errors
+
+    chain = _chain(error)
+
+    def found(*types: type[BaseException]) -> bool:
+        return any(isinstance(link, types) for link in chain)
+
+    revision = source.requested or "main"
+    if found(errors.HFValidationError):
+        return OnboardError(f"{source.model!r} is neither a folder nor a Hub id", hint="An id looks like org/name")
+    if found(errors.GatedRepoError, errors.DisabledRepoError):
+        return OnboardError(
+            f"access to {source.model} is restricted",
+            hint=f"Accept its terms at {constants.ENDPOINT}/{source.model} and set HF_TOKEN or run `hf auth login`",
+        )
+    if found(errors.RevisionNotFoundError):
+        return OnboardError(f"{source.model} has no revision {revision!r}", hint="Check --revision")
+    if found(errors.RepositoryNotFoundError):
+        return OnboardError(
+            f"there is no model {source.model} on {constants.ENDPOINT}",
+            hint="Check the id; for a private model set HF_TOKEN or run `hf auth login`",
+        )
+    if source.offline or constants.HF_HUB_OFFLINE:
+        return OnboardError(
+            f"{source.model} (revision {revision}) is not complete in the cache {constants.HF_HUB_CACHE}",
+            hint="Run once without --offline",
+        )
+    if found(errors.HfHubHTTPError):
+        reason = next(link for link in reversed(chain) if isinstance(link, errors.HfHubHTTPError))
+        return OnboardError(f"{constants.ENDPOINT} failed for {source.model}: {_first_line(reason)}", hint="Try again")
+    return OnboardError(
+        f"{constants.ENDPOINT} cannot be reached for {source.model} ({_first_line(chain[-1])})",
+        hint="Check the network, or use --offline with a cached model",
+    )
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    return chain
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0]

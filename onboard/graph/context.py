@@ -13,6 +13,23 @@ if TYPE_CHECKING:
     from onboard.graph.factory import ModelFactory
 
 
+@dataclass(frozen=True)
+class HistoryEntry:
+    """What one transform did in a run of the pipeline."""
+
+    key: str
+    stage: str
+    enabled: bool
+    skipped: bool
+    num_matches: int
+    seconds: float
+    is_clean: bool
+    has_valid_shapes: bool
+    memory_delta: int
+    """Bytes: allocated CUDA memory on a GPU, resident memory of the process elsewhere."""
+    error: str | None = None
+
+
 @dataclass
 class TransformContext:
     """The run that a pipeline serves; transforms leave here what later stages and the runtime need."""
@@ -23,6 +40,8 @@ class TransformContext:
     dtype: torch.dtype
     facts: list[str] = field(default_factory=list)
     """Visible facts: fallbacks, skipped matches, unused graphs. The report and the log show each."""
+    history: list[HistoryEntry] = field(default_factory=list)
+    """One entry a transform, in order; `dataclasses.asdict` of each is JSON."""
     cache: Any = None
     """The `CachedSequenceInterface` (onboard.graph.sequence): made by the first `insert_cached_*`, allocated by
     `initialize_cache`, grown by `resize_kv_cache`."""

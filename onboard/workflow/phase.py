@@ -32,6 +32,8 @@ class RunOptions(StrictModel):
     """The user's consent, given in advance (does not fit in memory)."""
     offline: bool = False
     dry_run: bool = False
+    weights: bool = False
+    """Fetch the weights at once: a later phase of this run needs them."""
 
 
 @dataclass
@@ -56,7 +58,7 @@ class RunContext:
 
     def read_json(self, name: str) -> Any:
         """Read a JSON artifact that an earlier phase wrote."""
-        return json.loads(self.artifact(name).read_text(encoding="utf-8"))
+        return json.loads(self.files.read(self.artifact(name)))
 
     def write_json(self, name: str, data: Any) -> Path:
         """Write a JSON artifact."""
@@ -64,10 +66,18 @@ class RunContext:
         self.files.write(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
         return path
 
+    def digest(self, *names: str) -> dict[str, str | None]:
+        """Return the sha256 of artifacts by name (None: not there), for a phase's `inputs`."""
+        return {name: self.files.digest(self.artifact(name)) for name in names}
+
+    def relative(self, path: Path) -> str:
+        """Return a path below the root as artifacts list it."""
+        return path.relative_to(self.root).as_posix()
+
     @property
     def spec(self) -> ModelSpec:
         """The model's spec, as the analyze phase wrote it or the user edited it."""
-        return ModelSpec.load(self.artifact("spec.yaml"))
+        return ModelSpec.from_yaml(self.files.read(self.artifact("spec.yaml")))
 
 
 @dataclass
@@ -84,6 +94,14 @@ class Phase(ABC):
     """One step of the workflow."""
 
     name: ClassVar[str]
+    editable: ClassVar[frozenset[str]] = frozenset()
+    """Artifacts that the user may change: only their absence, not a new content, reruns the phase. Where the phase has
+    to run again for other reasons, an edited one is not overwritten unasked."""
+    shared: ClassVar[frozenset[str]] = frozenset()
+    """Artifacts that the runs of all models add to. Only their absence reruns the phase, which never overwrites what
+    others put there."""
+    needs_weights: ClassVar[bool] = False
+    """The phase reads the checkpoint's weights."""
 
     @abstractmethod
     def inputs(self, context: RunContext) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from torch import Tensor
 from onboard.ops.cached_attention import fake_cached_attention
 from onboard.ops.library import register_op
 from onboard.ops.triton.attention_kernels import attention_kernel, combine_kernel, write_cache_kernel
-from onboard.ops.triton.launch import INTERPRETED, last_contiguous, power_of_two, processors, require_device, tile_width
+from onboard.ops.triton.launch import INTERPRETED, last_contiguous, processors, require_device, tile_width
 
 MOST_SPLITS = 64
 PROGRAMS_PER_PROCESSOR = 4
-"""Decode programs that one multiprocessor has in flight: what hides the latency of memory."""
+"""Decode programs for each multiprocessor: enough loads in flight, and sequences of unlike lengths even out."""
 
 _DOT_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -32,26 +32,31 @@ class _Tiles:
 
     rows: int
     keys: int
-    splits: int
     num_warps: int
     num_stages: int
 
 
-def _decode_tiles(
-    sequences: int, kv_heads: int, group: int, most_keys: int, wide: bool, device: torch.device
-) -> _Tiles:
-    """Few rows, and a power of two of splits to fill the device; `most_keys` is what the block table has room for."""
-    keys = 32 if wide else 64
-    wanted = triton.cdiv(PROGRAMS_PER_PROCESSOR * processors(device), sequences * kv_heads)
-    splits = min(wanted, triton.cdiv(most_keys, keys), MOST_SPLITS)
-    return _Tiles(tile_width(group), keys, power_of_two(splits), num_warps=4, num_stages=2)
+def _choose_tiles(rows: int, channels: int, dtype: torch.dtype, decode: bool) -> _Tiles:
+    """Tiles that fit in the registers and the 227 KiB of shared memory of compute capability 9.0, for `rows` rows."""
+    if dtype == torch.float32:  # products of float32 proper run outside the matrix units, on operands in registers
+        most_rows, keys, stages = 32, 32 if channels <= 128 else 16, 2
+    elif channels <= 128:
+        most_rows, keys, stages = 128, 64, 5 if decode else 3
+    elif channels <= 256:
+        most_rows, keys, stages = 128, 32, 3
+    else:
+        most_rows, keys, stages = 64, 16, 2
+    rows = min(most_rows, tile_width(rows))
+    crowded = rows > 64 or dtype == torch.float32 or (channels > 128 and rows > 16)
+    return _Tiles(rows, keys, 8 if crowded else 4, stages)
 
 
-def _prefill_tiles(rows: int, wide: bool) -> _Tiles:
-    """Tiles as large as registers allow; `wide`: float32, or heads of more than 128 channels."""
-    if wide:
-        return _Tiles(min(64, tile_width(rows)), 32, 1, num_warps=4, num_stages=2)
-    return _Tiles(min(128, tile_width(rows)), 64, 1, num_warps=8 if rows > 64 else 4, num_stages=3)
+def _choose_splits(programs: int, most_keys: int, tile: int, device: torch.device) -> int:
+    """How many programs share a sequence's keys: a power of two, from shapes alone, so that a graph may bake it in."""
+    wanted: int = min(
+        PROGRAMS_PER_PROCESSOR * processors(device) // programs, triton.cdiv(most_keys, tile), MOST_SPLITS
+    )
+    return 1 << (max(1, wanted).bit_length() - 1)
 
 
 def _write(key: Tensor, value: Tensor, slot_mapping: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
@@ -60,7 +65,7 @@ def _write(key: Tensor, value: Tensor, slot_mapping: Tensor, k_cache: Tensor, v_
         key, value, k_cache, v_cache, slot_mapping, *key.stride()[:2], *value.stride()[:2],
         *k_cache.stride()[:3], *v_cache.stride()[:3],
         KV_HEADS=kv_heads, DIM=dim, VALUE_DIM=value_dim, PAGE=k_cache.shape[2],
-        BLOCK_KEY=power_of_two(kv_heads * dim), BLOCK_VALUE=power_of_two(kv_heads * value_dim),
+        BLOCK_KEY=tile_width(kv_heads * dim), BLOCK_VALUE=tile_width(kv_heads * value_dim),
     )  # fmt: skip
 
 
@@ -87,47 +92,43 @@ def triton_cached_attention(
     """
     require_device(query)
     q, k, v = (last_contiguous(t)[0] for t in (query, key, value))
-    tokens, heads, dim = q.shape
-    kv_heads, value_dim = v.shape[1:]
+    (tokens, heads, dim), (kv_heads, value_dim) = q.shape, v.shape[1:]
     page_size, group = k_cache.shape[2], heads // kv_heads
     sequences, _, longest_query, _ = batch_info_host.tolist()
-    decode = longest_query == 1
-    wide = max(dim, value_dim) > 128 or q.dtype == torch.float32
+    decode, rows = longest_query == 1, longest_query * group
+    width, value_width = tile_width(dim), tile_width(value_dim)
+    tiles = _choose_tiles(rows, max(width, value_width), q.dtype, decode)
+    blocks, splits = triton.cdiv(rows, tiles.rows), 1
     if decode:
-        most_keys = block_table.shape[1] * page_size
-        tiles = _decode_tiles(sequences, kv_heads, group, most_keys, wide, q.device)
+        programs, most_keys = blocks * kv_heads * sequences, block_table.shape[1] * page_size
+        splits = _choose_splits(programs, most_keys, tiles.keys, q.device)
     else:
-        tiles = _prefill_tiles(longest_query * group, wide)
+        _write(k, v, slot_mapping, k_cache, v_cache)
     # Rows that no sequence owns must be zeros; a decode batch has none, it is padded with whole sequences.
     new = q.new_empty if decode and tokens == sequences else q.new_zeros
-    out = new((tokens, heads, value_dim))
-    if not decode:
-        _write(k, v, slot_mapping, k_cache, v_cache)
-    parts, lse = out, out
-    if tiles.splits > 1:
-        parts = q.new_empty((tokens, heads, tiles.splits, value_dim), dtype=torch.float32)
-        lse = q.new_empty((tokens, heads, tiles.splits), dtype=torch.float32)
+    out = parts = lse = new((tokens, heads, value_dim))
+    if splits > 1:
+        parts = q.new_empty((tokens, heads, splits, value_dim), dtype=torch.float32)
+        lse = q.new_empty((tokens, heads, splits), dtype=torch.float32)
     common: dict[str, Any] = {
         "VALUE_DIM": value_dim,
         "WINDOW": sliding_window,
         "HAS_SINKS": sinks is not None,
         "BLOCK_N": tiles.keys,
-        "BLOCK_VALUE": tile_width(value_dim),
+        "BLOCK_VALUE": value_width,
     }
-    blocks = triton.cdiv(longest_query * group, tiles.rows)
-    attention_kernel[(blocks * tiles.splits, kv_heads, sequences)](
+    attention_kernel[(blocks * splits, kv_heads, sequences)](
         parts, lse, q, k, v, cu_seqlens, kv_lens, block_table, slot_mapping, k_cache, v_cache, sinks,
-        dim**-0.5 if scale is None else scale, tiles.splits,
+        dim**-0.5 if scale is None else scale, splits,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], block_table.stride(0),
         *k_cache.stride()[:3], *v_cache.stride()[:3],
-        GROUP=group, KV_HEADS=kv_heads, DIM=dim, PAGE=page_size, LOGIT_CAP=logit_cap,
-        SPLIT=tiles.splits > 1, WRITE=decode,
+        GROUP=group, KV_HEADS=kv_heads, DIM=dim, PAGE=page_size, LOGIT_CAP=logit_cap, SPLIT=splits > 1, WRITE=decode,
         DOT_TYPE=tl.float32 if INTERPRETED else _DOT_TYPES[q.dtype],  # the interpreter has no bfloat16 product
-        BLOCK_M=tiles.rows, BLOCK_DIM=tile_width(dim), **common,
+        BLOCK_M=tiles.rows, BLOCK_DIM=width, **common,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
-    if tiles.splits > 1:
+    if splits > 1:
         combine_kernel[(sequences, heads)](
-            out, parts, lse, cu_seqlens, kv_lens, sinks, HEADS=heads, SPLITS=tiles.splits, **common
+            out, parts, lse, cu_seqlens, kv_lens, sinks, HEADS=heads, SPLITS=splits, **common
         )
     return out[None]

@@ -1,0 +1,217 @@
+"""Checklist, part E: the equivalence tests prove what they claim."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+from onboard.agents.source import Function, Outcome, dotted, forbid, require
+from onboard.agents.subject import Item, Subject
+
+_MOST = {"hidden_size": 256, "vocab_size": 2000, "num_hidden_layers": 10}
+_MOST_ERROR_ON_CPU = 1e-5
+_MOST_ERROR_ON_GPU = {"attention": 0.10}
+_MOST_ERROR_ON_GPU_ELSE = 0.05
+_TESTED_KINDS = ("rotary", "rmsnorm", "layernorm", "mlp", "attention")
+
+
+def _constant(subject: Subject, name: str) -> tuple[ast.Assign | None, Any]:
+    """The module-level assignment of a name, alone or in a tuple, and its literal value; None where there is none."""
+    for node in subject.test.tree.body:
+        if not isinstance(node, ast.Assign):
+            continue
+        target = node.targets[0]
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = list(zip(target.elts, node.value.elts, strict=False))
+        else:
+            pairs = [(target, node.value)]
+        for left, right in pairs:
+            if dotted(left) == name:
+                return node, _literal(right)
+    return None, None
+
+
+def _literal(node: ast.expr) -> Any:
+    """The value of a literal, or of the keyword arguments of a call as a dict; None for anything else."""
+    try:
+        if isinstance(node, ast.Call):
+            return {key.arg: ast.literal_eval(key.value) for key in node.keywords}
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+def _tests(subject: Subject) -> dict[str, Function]:
+    return {name: node for name, node in subject.test.functions().items() if name.startswith("test_")}
+
+
+def _calls(subject: Subject, *names: str, inside: ast.AST | None = None) -> list[ast.Call]:
+    return subject.test.calls(lambda name: name in names, inside)
+
+
+def _tiny(subject: Subject) -> Outcome:
+    node, config = _constant(subject, "CONFIG")
+    small = isinstance(config, dict) and all(config.get(key, 0) <= most for key, most in _MOST.items())
+    return require(subject.test, [node] if node and small else [], f"no literal CONFIG within {_MOST}")
+
+
+def _model_file(subject: Subject) -> Outcome:
+    wanted = f"modeling_{subject.spec.family}.py"
+    nodes = [node for node in subject.test.all(ast.Constant) if node.value == wanted]
+    roots = [node for node in subject.test.all(ast.Name) if node.id == "__file__"]
+    return require(subject.test, nodes if roots else [], f"it does not find {wanted} from its own path")
+
+
+def _hf_imported(subject: Subject) -> Outcome:
+    found = [
+        node
+        for node in subject.test.all(ast.ImportFrom)
+        if node.module == subject.spec.hf_module and any(a.name == subject.spec.architecture for a in node.names)
+    ]
+    return require(subject.test, found, f"{subject.spec.architecture} is not imported from {subject.spec.hf_module}")
+
+
+def _no_second_reference(subject: Subject) -> Outcome:
+    found = [node for node in subject.test.all(ast.ClassDef) if any("Module" in ast.unparse(b) for b in node.bases)]
+    return forbid(subject.test, found)
+
+
+def _random_weights(subject: Subject) -> Outcome:
+    return require(subject.test, _calls(subject, "hf_causal_lm", "randomize_"), "the weights are not randomized")
+
+
+def _same_weights(subject: Subject) -> Outcome:
+    return require(subject.test, _calls(subject, "copy_weights"), "the models do not get the same weights")
+
+
+def _fresh_seed(subject: Subject) -> Outcome:
+    fixed = subject.test.calls(lambda name: name.endswith("manual_seed"))
+    if fixed:
+        return forbid(subject.test, fixed)
+    return require(subject.test, _calls(subject, "fresh_seed"), "no fresh, printed seed")
+
+
+def _inputs(subject: Subject) -> Outcome:
+    node, batch = _constant(subject, "BATCH")
+    made_here = subject.test.calls(lambda name: name.endswith((".arange", ".zeros")))
+    if made_here:
+        return forbid(subject.test, made_here)
+    found = _calls(subject, "random_prompt") if node and batch and batch >= 2 else []
+    return require(subject.test, found, "no random prompts in a batch of two or more with positions of their own")
+
+
+def _no_smoke(subject: Subject) -> Outcome:
+    """A test that compares nothing proves nothing."""
+    return forbid(
+        subject.test,
+        [node for node in _tests(subject).values() if not _calls(subject, "assert_rmse_close", inside=node)],
+    )
+
+
+def _no_skips(subject: Subject) -> Outcome:
+    """Hardware alone may be a reason."""
+    skips = subject.test.named("^(skip|xfail|importorskip)$")
+    conditions = [call.args[0] for call in subject.test.calls(lambda name: name.endswith("skipif"))]
+    return forbid(
+        subject.test, [*skips, *(node for node in conditions if ast.unparse(node) != "not torch.cuda.is_available()")]
+    )
+
+
+def _limits(subject: Subject) -> Outcome:
+    node, cpu = _constant(subject, "CPU_FLOAT32")
+    gpu_node, gpu = _constant(subject, "GPU_BFLOAT16")
+    strict = isinstance(cpu, float) and cpu <= _MOST_ERROR_ON_CPU
+    bounded = isinstance(gpu, dict) and all(
+        limit <= _MOST_ERROR_ON_GPU.get(kind, _MOST_ERROR_ON_GPU_ELSE) for kind, limit in gpu.items()
+    )
+    found = [node, gpu_node] if node and gpu_node and strict and bounded else []
+    return require(subject.test, found, f"a limit is missing, or above {_MOST_ERROR_ON_CPU:.0e} in float32 on the CPU")
+
+
+def _blocks(subject: Subject) -> Outcome:
+    """Each block of the spec is tested in some layer."""
+    node, tested = _constant(subject, "BLOCKS")
+    places = {_anywhere(path) for path in tested or {}}
+    missing = [block.path for block in subject.blocks(*_TESTED_KINDS) if _anywhere(block.path) not in places]
+    used = _tests(subject).get("test_block") and _parametrized(subject, "test_block", "BLOCKS")
+    return require(
+        subject.test,
+        [node] if node and used and not missing else [],
+        f"no test_block of {', '.join(missing) or 'BLOCKS'}",
+    )
+
+
+def _anywhere(path: str) -> str:
+    return re.sub(r"\.\d+(?=\.|$)", ".*", path)
+
+
+def _parametrized(subject: Subject, test: str, constant: str) -> bool:
+    function = _tests(subject).get(test)
+    return function is not None and any(
+        f", {constant})" in ast.unparse(decorator) for decorator in function.decorator_list
+    )
+
+
+def _layers(subject: Subject) -> Outcome:
+    node, tested = _constant(subject, "LAYERS")
+    kinds = {kind.name for kind in subject.spec.layer_kinds}
+    missing = kinds - set((tested or {}).values())
+    used = _parametrized(subject, "test_layer", "LAYERS")
+    found = [node] if node and used and not missing else []
+    return require(subject.test, found, f"no test_layer of {', '.join(sorted(missing)) or 'LAYERS'}")
+
+
+def _whole_model(subject: Subject) -> Outcome:
+    test = _tests(subject).get("test_model")
+    logits = [node for node in subject.test.all(ast.Attribute, test) if node.attr == "logits"] if test else []
+    models = {dotted(call.func) for call in subject.test.all(ast.Call, test)} if test else set()
+    both = {"pair.actual", "pair.expected"} <= models
+    return require(subject.test, logits if both else [], "no test_model that compares both models' logits")
+
+
+def _export(subject: Subject) -> Outcome:
+    """Exported with a dynamic batch and sequence."""
+    _, test = None, _tests(subject).get("test_export")
+    exports = _calls(subject, "torch.export.export", inside=test) if test else []
+    dynamic = [node for node in subject.test.all(ast.Dict, test) if _dynamic_dimensions(node) >= {0, 1}] if test else []
+    shapes = [call for call in exports if any(key.arg == "dynamic_shapes" for key in call.keywords)]
+    return require(subject.test, shapes if dynamic else [], "no export with dynamic batch and sequence")
+
+
+def _dynamic_dimensions(node: ast.Dict) -> set[Any]:
+    """The dimensions that a dict maps to something dynamic."""
+    pairs = zip(node.keys, node.values, strict=True)
+    return {key.value for key, value in pairs if isinstance(key, ast.Constant) and dotted(value).startswith("Dim")}
+
+
+def _second_shape(subject: Subject) -> Outcome:
+    test = _tests(subject).get("test_export")
+    loops = [node for node in subject.test.all(ast.For, test) if _distinct_shapes(node) >= 2] if test else []
+    return require(subject.test, loops, "the exported graph does not run on a second shape")
+
+
+def _distinct_shapes(loop: ast.For) -> int:
+    """How many different pairs a loop over a list of pairs visits."""
+    shapes = loop.iter.elts if isinstance(loop.iter, ast.List) else []
+    return len({ast.unparse(shape) for shape in shapes})
+
+
+EQUIVALENCE_CHECKS = [
+    Item("E01", "the config is small and written out", _tiny),
+    Item("E02", "the file under test is modeling_{spec.family}.py of the same root", _model_file),
+    Item("E03", "the reference is transformers' own {spec.architecture}", _hf_imported),
+    Item("E04", "there is no second implementation of it", _no_second_reference),
+    Item("E05", "all weights are random", _random_weights),
+    Item("E06", "both models get the same weights", _same_weights),
+    Item("E07", "the seed is fresh and printed", _fresh_seed),
+    Item("E08", "prompts are random, two or more in a batch, and do not begin at position zero", _inputs),
+    Item("E09", "every test compares numbers: no smoke tests", _no_smoke),
+    Item("E10", "only missing hardware skips a test", _no_skips),
+    Item("E11", "the limits are those of the dtype: 1e-5 in float32", _limits),
+    Item("E12", "every kind of block is tested", _blocks),
+    Item("E13", "every kind of layer is tested", _layers),
+    Item("E14", "the whole model's logits are compared", _whole_model),
+    Item("E15", "it is exported with dynamic batch and sequence", _export),
+    Item("E16", "the exported graph runs on a second shape", _second_shape),
+]

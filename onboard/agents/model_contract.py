@@ -1,0 +1,146 @@
+"""Checklist, part M: what the rest of the engine relies on in a model file."""
+
+from __future__ import annotations
+
+import ast
+
+from onboard.agents.source import Function, Outcome, forbid, parameters, require
+from onboard.agents.subject import Item, Subject
+
+_RUNTIME_ARGUMENTS = {
+    "attention_mask",
+    "cache_position",
+    "head_mask",
+    "inputs_embeds",
+    "labels",
+    "output_attentions",
+    "output_hidden_states",
+    "past_key_value",
+    "past_key_values",
+    "return_dict",
+    "use_cache",
+}
+
+
+def _top_forward(subject: Subject) -> list[Function]:
+    """The forward of the causal LM, alone in a list; none when the file has none."""
+    forward = subject.model.forwards().get(subject.spec.architecture)
+    return [forward] if forward else []
+
+
+def _class(subject: Subject) -> Outcome:
+    found = subject.model.classes().get(subject.spec.architecture)
+    is_module = found is not None and any(ast.unparse(base) == "nn.Module" for base in found.bases)
+    return require(
+        subject.model, [found] if found and is_module else [], f"no class {subject.spec.architecture}(nn.Module)"
+    )
+
+
+def _inputs(subject: Subject) -> Outcome:
+    def names_them(forward: Function) -> bool:
+        names = [arg.arg for arg in parameters(forward)]
+        return names[:2] == ["input_ids", "position_ids"] and not forward.args.defaults
+
+    forwards = [forward for forward in _top_forward(subject) if names_them(forward)]
+    return require(subject.model, forwards, "no forward(self, input_ids, position_ids) without defaults")
+
+
+def _position_ids_asserted(subject: Subject) -> Outcome:
+    asserts = [
+        node
+        for forward in _top_forward(subject)
+        for node in subject.model.all(ast.Assert, forward)
+        if _mentions(node.test, "position_ids")
+    ]
+    return require(subject.model, asserts, "the forward does not assert position_ids")
+
+
+def _no_position_fallback(subject: Subject) -> Outcome:
+    made_up = [
+        node
+        for node in subject.model.all(ast.Assign)
+        if any(isinstance(target, ast.Name) and target.id == "position_ids" for target in node.targets)
+        and not _mentions(node.value, "position_ids")
+    ]
+    return forbid(subject.model, made_up)
+
+
+def _output(subject: Subject) -> Outcome:
+    returns = [node for forward in _top_forward(subject) for node in subject.model.all(ast.Return, forward)]
+    wrong = [node for node in returns if not _is_output(node.value)]
+    if wrong:
+        return forbid(subject.model, wrong)
+    return require(subject.model, returns, "the forward returns nothing")
+
+
+def _is_output(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Call) and ast.unparse(value.func) == "CausalLMOutput"
+
+
+def _registered(subject: Subject) -> Outcome:
+    last = subject.model.tree.body[-1]
+    wanted = f"register_causal_lm({subject.spec.config_class!r}, {subject.spec.architecture})"
+    found = isinstance(last, ast.Expr) and ast.unparse(last) == wanted
+    return require(subject.model, [last] if found else [], f"the last statement is not {wanted}")
+
+
+def _runtime_arguments(subject: Subject) -> Outcome:
+    unwanted = [
+        arg
+        for forward in subject.model.forwards().values()
+        for arg in parameters(forward)
+        if arg.arg in _RUNTIME_ARGUMENTS or arg in (forward.args.vararg, forward.args.kwarg)
+    ]
+    return forbid(subject.model, unwanted)
+
+
+def _buffers(subject: Subject) -> Outcome:
+    persistent = [
+        call
+        for call in subject.model.calls(lambda name: name.endswith(("register_buffer", "nn.Buffer")))
+        if not any(key.arg == "persistent" and ast.unparse(key.value) == "False" for key in call.keywords)
+    ]
+    return forbid(subject.model, [call for call in persistent if not _in_checkpoint(subject, call)])
+
+
+def _in_checkpoint(subject: Subject, call: ast.Call) -> bool:
+    """Whether the checkpoint has a tensor of the name that a buffer is registered under."""
+    name = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+    return any(key.rpartition(".")[2] == name for key in subject.expected_shapes)
+
+
+def _sliced_once(subject: Subject) -> Outcome:
+    inner = {block.class_name for block in subject.blocks("attention", "decoder_layer", "mlp")}
+    forwards = [forward for name, forward in subject.model.forwards().items() if name in inner]
+    uses = [arg for forward in forwards for arg in parameters(forward) if arg.arg == "position_ids"]
+    return forbid(subject.model, uses)
+
+
+def _module_tree(subject: Subject) -> Outcome:
+    """Build the file's model without memory and compare names and shapes with the checkpoint's."""
+    try:
+        found, parameters = subject.actual_shapes()
+    except Exception as error:  # whatever the file under review raises is its failure, not the reviewer's
+        return Outcome(False, [f"{subject.model.path}:1: it cannot be built: {type(error).__name__}: {error}"])
+    expected = subject.expected_shapes
+    wrong = sorted({name for name in expected if found.get(name) != expected[name]} | (parameters - expected.keys()))
+    shown = [f"{name}: {found.get(name)}, in the checkpoint {expected.get(name)}" for name in wrong[:5]]
+    return Outcome(not wrong, [f"{subject.model.path}:1: {line}" for line in shown or [f"{len(found)} tensors alike"]])
+
+
+def _mentions(node: ast.AST, name: str) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
+
+
+MODEL_CONTRACT = [
+    Item("M01", "{spec.architecture} is a torch module", _class),
+    Item("M02", "its forward takes input_ids and position_ids, both required", _inputs),
+    Item("M03", "it asserts that position_ids are given", _position_ids_asserted),
+    Item("M04", "position_ids are never made up", _no_position_fallback),
+    Item("M05", "it returns a CausalLMOutput", _output),
+    Item("M06", "the last line registers it for {spec.config_class}", _registered),
+    Item("M07", "no forward takes masks, caches, labels, output flags or **kwargs", _runtime_arguments),
+    Item("M08", "buffers that the checkpoint lacks are not persistent", _buffers),
+    Item("M09", "RoPE tables are sliced by position_ids once, not in each layer", _sliced_once),
+    Item("M10", "the module tree has the checkpoint's names and shapes", _module_tree),
+]

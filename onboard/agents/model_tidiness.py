@@ -1,0 +1,154 @@
+"""Checklist, part T: a model file stands alone, has nothing dead in it, and reads well."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+
+from onboard.agents.source import Outcome, Source, dotted, forbid, own_name, parameters
+from onboard.agents.subject import Item, Subject
+
+_ALLOWED_IMPORTS = re.compile(
+    r"""(__future__|math|typing|dataclasses|collections\.abc
+    |torch(\..+)?
+    |transformers(\.(activations|modeling_rope_utils|models\.\w+\.configuration_\w+))?
+    |onboard\.(modeling|ops))$""",
+    re.VERBOSE,
+)
+_MODEL_FILE = re.compile(r"(^|\.)(modeling_(?!rope_utils)\w+|models)$|^\.")
+_BASE_LINES, _LINES_PER_CLASS = 70, 35
+_DYNAMIC = {"eval", "exec", "compile", "__import__", "open", "setattr", "globals", "system"}
+
+
+def _imported(source: Source) -> dict[ast.stmt, list[str]]:
+    """Each import statement and the modules that it names."""
+    found: dict[ast.stmt, list[str]] = {node: [alias.name for alias in node.names] for node in source.all(ast.Import)}
+    found |= {node: ["." * node.level + (node.module or "")] for node in source.all(ast.ImportFrom)}
+    return found
+
+
+def _self_contained(subject: Subject) -> Outcome:
+    others = [node for node, names in _imported(subject.model).items() if any(map(_MODEL_FILE.search, names))]
+    return forbid(subject.model, others)
+
+
+def _allowed_imports(subject: Subject) -> Outcome:
+    unknown = [
+        node
+        for node, names in _imported(subject.model).items()
+        if not all(_ALLOWED_IMPORTS.match(name) or _MODEL_FILE.search(name) for name in names)
+    ]
+    return forbid(subject.model, unknown)
+
+
+def _config_reused(subject: Subject) -> Outcome:
+    copies = [
+        node
+        for name, node in subject.model.classes().items()
+        if name.endswith("Config") or any("Config" in ast.unparse(base) for base in node.bases)
+    ]
+    return forbid(subject.model, copies)
+
+
+def _no_dead_definitions(subject: Subject) -> Outcome:
+    source = subject.model
+    used = {name for node in source.all(ast.AST) if (name := own_name(node))}
+    return forbid(source, [node for name, node in (source.functions() | source.classes()).items() if name not in used])
+
+
+def _no_dead_attributes(subject: Subject) -> Outcome:
+    source = subject.model
+    attributes = [node for node in source.all(ast.Attribute) if dotted(node.value) == "self"]
+    read = {node.attr for node in source.all(ast.Attribute) if isinstance(node.ctx, ast.Load)}
+    written = [node for node in attributes if isinstance(node.ctx, ast.Store) and node.attr not in read]
+    return forbid(source, written)
+
+
+def _no_optional_branches(subject: Subject) -> Outcome:
+    """A forward that asks whether an argument was given has a path that export never takes."""
+    branches = [
+        node
+        for forward in subject.model.forwards().values()
+        for node in subject.model.all(ast.AST, forward)
+        if isinstance(node, ast.If | ast.IfExp) and _asks_for_none(node.test, {arg.arg for arg in parameters(forward)})
+    ]
+    return forbid(subject.model, branches)
+
+
+def _asks_for_none(test: ast.expr, names: set[str]) -> bool:
+    compares = [node for node in ast.walk(test) if isinstance(node, ast.Compare)]
+    return any(dotted(node.left) in names and ast.unparse(node.comparators[0]) == "None" for node in compares)
+
+
+def _no_stacked_experts(subject: Subject) -> Outcome:
+    """A parameter of three dimensions is a stack of experts."""
+    parameters = subject.model.calls(lambda name: name.endswith("Parameter"))
+    return forbid(
+        subject.model,
+        [call for call in parameters if any(isinstance(arg, ast.Call) and len(arg.args) == 3 for arg in call.args)],
+    )
+
+
+def _nothing_dynamic(subject: Subject) -> Outcome:
+    return forbid(subject.model, subject.model.calls(lambda name: name.rpartition(".")[2] in _DYNAMIC))
+
+
+def _size(subject: Subject) -> Outcome:
+    lines, classes = len(subject.model.lines), len(subject.model.classes())
+    most = _BASE_LINES + _LINES_PER_CLASS * classes
+    return Outcome(lines <= most, [f"{subject.model.path}:{lines}: {lines} lines, {most} for {classes} classes"])
+
+
+def _formatted(subject: Subject) -> Outcome:
+    """Ask ruff for form (`ruff format`) and for pyflakes' findings (unused names, redefinitions)."""
+    source = subject.model
+    check = _ruff(source, "check", "--select", "F", "--output-format", "concise", "--quiet")
+    form = _ruff(source, "format", "--check", "--diff", "--quiet")
+    lines = [line for line in check.splitlines() if line.startswith(source.path)]
+    changed = [int(match[1]) for match in re.finditer(r"^@@ -(\d+)", form, re.MULTILINE)]
+    bad = lines + [f"{source.path}:{line}: `ruff format` changes what follows" for line in changed]
+    return Outcome(not bad, bad or [f"{source.path}:1-{len(source.lines)}: clean"])
+
+
+def _ruff(source: Source, command: str, *options: str) -> str:
+    arguments = [sys.executable, "-m", "ruff", command, "--isolated", "--line-length", "120", *options]
+    done = subprocess.run(
+        [*arguments, "--stdin-filename", source.path, "-"],
+        input=source.text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
+
+
+def _header(subject: Subject) -> Outcome:
+    source, spec = subject.model, subject.spec
+    header = ast.get_docstring(source.tree) or ""
+    wanted = {
+        "the version of onboard": r"onboard \d",
+        "the model": re.escape(spec.model),
+        "the source's hash": rf"\b{re.escape(spec.source_hash)}\b",
+    }
+    if spec.revision:
+        wanted["the revision"] = re.escape(spec.revision)
+    missing = [what for what, pattern in wanted.items() if not re.search(pattern, header)]
+    return Outcome(not missing, [f"{source.path}:1: the header lacks {what}" for what in missing] or [source.place(1)])
+
+
+MODEL_TIDINESS = [
+    Item("T01", "the header names the tool's version, the model and its revision, and the source's hash", _header),
+    Item("T02", "no other model file is imported", _self_contained),
+    Item("T03", "nothing is imported but torch, the config and onboard's ops and modeling", _allowed_imports),
+    Item("T04", "the config class is reused, not copied", _config_reused),
+    Item("T05", "every function and class is used", _no_dead_definitions),
+    Item("T06", "every attribute is read", _no_dead_attributes),
+    Item("T07", "no forward branches on an argument that may be missing", _no_optional_branches),
+    Item("T08", "experts are modules, not stacked parameters", _no_stacked_experts),
+    Item("T09", "nothing is evaluated, opened or set by name", _nothing_dynamic),
+    Item("T10", "the file is as short as its classes need", _size),
+    Item("T11", "it is formatted, and pyflakes finds nothing", _formatted),
+]

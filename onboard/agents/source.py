@@ -1,0 +1,118 @@
+"""A Python file as a reviewer reads it: its text, its syntax tree, and places in it to point at."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+from onboard.errors import OnboardError
+
+N = TypeVar("N", bound=ast.AST)
+Function = ast.FunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file under review."""
+
+    path: str
+    """As shown in evidence."""
+    text: str
+    tree: ast.Module
+
+    @classmethod
+    def load(cls, path: Path, root: Path) -> Source:
+        """Read a file; evidence shows its path relative to `root`."""
+        shown = (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
+        text = path.read_text(encoding="utf-8")
+        try:
+            return cls(shown, text, ast.parse(text, shown))
+        except SyntaxError as error:
+            raise OnboardError(f"{shown}:{error.lineno}: {error.msg}", hint="Generate the file again") from error
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines of the file."""
+        return self.text.splitlines()
+
+    def place(self, line: int) -> str:
+        """Return `file:line: text`."""
+        return f"{self.path}:{line}: {self.lines[line - 1].strip() if line <= len(self.lines) else ''}"
+
+    def places(self, nodes: Iterable[ast.AST]) -> list[str]:
+        """Return the places where `nodes` begin, in order, a line once."""
+        return [self.place(line) for line in sorted({node.lineno for node in nodes})]  # type: ignore[attr-defined]
+
+    def all(self, kind: type[N], inside: ast.AST | None = None) -> Iterator[N]:
+        """Yield every node of a kind."""
+        return (node for node in ast.walk(inside or self.tree) if isinstance(node, kind))
+
+    def classes(self) -> dict[str, ast.ClassDef]:
+        """Return the top-level classes by name."""
+        return {node.name: node for node in self.tree.body if isinstance(node, ast.ClassDef)}
+
+    def functions(self, inside: ast.AST | None = None) -> dict[str, Function]:
+        """Return the functions of the module, or the methods of a class, by name."""
+        body = (inside or self.tree).body  # type: ignore[attr-defined]
+        return {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
+
+    def forwards(self) -> dict[str, Function]:
+        """Return each class's `forward`, by class name."""
+        methods = {name: self.functions(node) for name, node in self.classes().items()}
+        return {name: found["forward"] for name, found in methods.items() if "forward" in found}
+
+    def calls(self, test: Callable[[str], bool], inside: ast.AST | None = None) -> list[ast.Call]:
+        """Return the calls whose dotted name passes `test`."""
+        return [node for node in self.all(ast.Call, inside) if test(dotted(node.func))]
+
+    def named(self, pattern: str, inside: ast.AST | None = None) -> list[ast.AST]:
+        """Return the names, attributes and keyword arguments in whose own name the `pattern` is found."""
+        return [node for node in self.all(ast.AST, inside) if re.search(pattern, own_name(node))]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Whether an item passed, and the places that show it."""
+
+    passed: bool
+    evidence: list[str]
+
+
+def forbid(source: Source, found: Iterable[ast.AST]) -> Outcome:
+    """Pass when nothing was found."""
+    places = source.places(found)
+    return Outcome(not places, places or [f"{source.path}:1-{len(source.lines)}: none found"])
+
+
+def require(source: Source, found: Iterable[ast.AST], missing: str) -> Outcome:
+    """Pass when something was found; say what is `missing` otherwise."""
+    places = source.places(found)
+    return Outcome(bool(places), places or [f"{source.path}:1: {missing}"])
+
+
+def dotted(node: ast.AST) -> str:
+    """Return `a.b.c` for an attribute chain, the name for a name, "" for anything else."""
+    if isinstance(node, ast.Attribute):
+        return f"{base}.{node.attr}" if (base := dotted(node.value)) else node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def own_name(node: ast.AST) -> str:
+    """Return the name that a node itself brings in (not that of its children)."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.keyword):
+        return node.arg or ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def parameters(function: Function) -> list[ast.arg]:
+    """Return all parameters of a method but `self`, `*args` and `**kwargs` included."""
+    args = function.args
+    every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
+    return [arg for arg in every if arg is not None and arg.arg != "self"]

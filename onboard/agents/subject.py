@@ -1,0 +1,60 @@
+"""What is under review, and what an item of the checklist is."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from onboard.agents.source import Outcome, Source
+from onboard.analysis.spec import Block, ModelSpec
+from onboard.testing.models import generated_class
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The two files under review and the spec that they were made from."""
+
+    model: Source
+    test: Source
+    spec: ModelSpec
+    model_file: Path
+
+    def blocks(self, *kinds: str) -> list[Block]:
+        """Return the spec's blocks of these kinds."""
+        return [block for block in self.spec.blocks if block.kind in kinds]
+
+    @cached_property
+    def expected_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of the checkpoint's tensors: the state dict of Hugging Face's model, built without memory."""
+        model_class = getattr(importlib.import_module(self.spec.hf_module), self.spec.architecture)
+        return _shapes(self._build(model_class))
+
+    def actual_shapes(self) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+        """Execute the model file; return the shapes in its model's state dict, and the names of the parameters."""
+        model = self._build(generated_class(self.model_file, self.spec.config_class))
+        return _shapes(model), {name for name, _ in model.named_parameters()}
+
+    def _build(self, model_class: type[nn.Module]) -> nn.Module:
+        config_class = getattr(importlib.import_module("transformers"), self.spec.config_class)
+        with torch.device("meta"):
+            return model_class(config_class(**self.spec.config))
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+@dataclass(frozen=True)
+class Item:
+    """One item of the checklist."""
+
+    id: str
+    title: str
+    """What holds when it passes; `{spec.…}` is filled in."""
+    check: Callable[[Subject], Outcome]

@@ -1,0 +1,58 @@
+"""`onboard doctor`: what this system has, and what is missing."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+_PACKAGES = ("onboard", "torch", "transformers", "huggingface_hub", "safetensors", "tokenizers", "triton", "ruff")
+
+
+def doctor() -> None:
+    """Show versions, GPUs, caches and what is missing."""
+    for name, value in _facts():
+        print(f"{name:<16} {value}")
+
+
+def _facts() -> Iterator[tuple[str, str]]:
+    yield "python", platform.python_version()
+    for package in _PACKAGES:
+        yield package, _version(package)
+    yield "git", shutil.which("git") or "missing: branches are not prepared, pull_request writes its text only"
+    yield from _hardware()
+    yield from _hub()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return f"missing: pip install {package}"
+
+
+def _hardware() -> Iterator[tuple[str, str]]:
+    import torch
+
+    from onboard.gpu import gigabytes, list_gpus, system_memory
+
+    memory = system_memory()
+    yield "memory", f"{gigabytes(memory.total)} GB, {gigabytes(memory.free)} GB free"
+    gpus = list_gpus()
+    for index, gpu in enumerate(gpus):
+        yield f"gpu {index}", f"{gpu.name}, {gigabytes(gpu.total)} GB, {gigabytes(gpu.free)} GB free"
+    if not gpus:
+        yield "gpu", "none: models run on the CPU, with reference operators"
+    elif not torch.cuda.is_available():
+        yield "cuda", f"missing: this torch ({torch.__version__}) cannot use the GPUs"
+    else:
+        yield "cuda", str(torch.version.cuda)
+
+
+def _hub() -> Iterator[tuple[str, str]]:
+    from huggingface_hub import constants, get_token
+
+    yield "hub", constants.ENDPOINT
+    yield "hub token", "set" if get_token() else "none: gated and private models are out of reach"
+    yield "hub cache", constants.HF_HUB_CACHE

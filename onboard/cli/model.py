@@ -1,0 +1,144 @@
+"""`onboard <id or folder>`: run the workflow for one model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onboard.errors import OnboardError
+
+if TYPE_CHECKING:
+    from onboard.workflow.outcome import RunOutcome
+    from onboard.workflow.phase import RunContext, RunOptions
+
+
+class Device(StrEnum):
+    """Where the model runs."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class DTypeName(StrEnum):
+    """What the model computes in."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+def onboard(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, or its id on the Hugging Face Hub.")],
+    root: Annotated[Path, typer.Option(help="Folder that everything is written to.", show_default="here")] = Path(),
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the id.")] = None,
+    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.AUTO,
+    dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
+    until: Annotated[str | None, typer.Option(metavar="PHASE", help="Stop after this phase.")] = None,
+    from_: Annotated[str | None, typer.Option("--from", metavar="PHASE", help="Rerun from this phase on.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Rerun every phase.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON document.")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that the model brings.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Go on even if the model does not fit in memory.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Use the local cache only.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the libraries' warnings.")] = False,
+) -> int:
+    """Onboard a Hugging Face causal language model: fast, proven and servable.
+
+    Run it again to resume: a phase whose inputs did not change is skipped.
+    """
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for the libraries that load from the folder later on
+    from onboard.workflow.phase import RunOptions
+
+    options = RunOptions(
+        revision=revision,
+        device=device.value,
+        dtype=dtype.value,
+        trust_remote_code=trust_remote_code,
+        yes=yes,
+        offline=offline,
+        dry_run=dry_run,
+    )
+    run = _Run(model, root, options)
+    error = run.execute(until=until, from_=from_, fresh=fresh)
+    if as_json:
+        print(run.as_json(error))
+    else:
+        run.print_text(error)
+    if error is not None:
+        raise error
+    return 0
+
+
+@dataclass
+class _Run:
+    """One run and what there is to print about it."""
+
+    model: str
+    root: Path
+    options: RunOptions
+    context: RunContext | None = None
+    outcome: RunOutcome | None = None
+
+    def execute(self, *, until: str | None, from_: str | None, fresh: bool) -> BaseException | None:
+        """Run the engine; return the error that ended it, if any."""
+        from onboard.cli.progress import observer
+        from onboard.workflow.engine import Engine, load_phases, open_run
+
+        try:
+            self.context = open_run(self.model, self.root, self.options)
+            engine = Engine(load_phases(), observer())
+            self.outcome = engine.run(self.context, until=until, from_=from_, fresh=fresh)
+        except (OnboardError, KeyboardInterrupt) as error:
+            return error
+        return self.outcome.exception
+
+    def as_json(self, error: BaseException | None) -> str:
+        """Return the document of --json."""
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        document: dict[str, Any] = {"model": self.model, "status": status, "phases": [], "artifacts": {}}
+        if self.outcome is not None:
+            document = self.outcome.document()
+        document["error"] = None if error is None else str(error) or status
+        if self.options.dry_run:
+            document["files"] = self._pending()
+        return json.dumps(document, indent=2, ensure_ascii=False)
+
+    def print_text(self, error: BaseException | None) -> None:
+        """Print where the files are, or the diffs of a dry run; for a failed run the command that resumes it."""
+        if self.options.dry_run:
+            for file in self._pending():
+                print(file["diff"] or f"{file['path']}: unchanged")
+        elif error is not None:
+            print(f"resume with: {resume_command(sys.argv[1:])}", file=sys.stderr)
+        elif self.outcome is not None:
+            artifacts = self.outcome.document()["artifacts"]
+            width = max(map(len, artifacts), default=0)
+            print("\n".join(f"{name:<{width}}  {path}" for name, path in artifacts.items()))
+
+    def _pending(self) -> list[dict[str, str]]:
+        if self.context is None:
+            return []
+        files, root = self.context.files, self.context.root
+        return [{"path": str(path), "diff": files.diff(path, root)} for path in files.pending]
+
+
+def resume_command(arguments: list[str]) -> str:
+    """Return the command that goes on where this one stopped: the same, without what makes it start over."""
+    kept = list(arguments)
+    if "--from" in kept:
+        del kept[kept.index("--from") : kept.index("--from") + 2]
+    return shlex.join(["onboard", *(word for word in kept if word != "--fresh" and not word.startswith("--from="))])

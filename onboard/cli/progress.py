@@ -1,0 +1,80 @@
+"""Progress on stderr: a spinner on a terminal, one plain line a phase otherwise."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from onboard.workflow.engine import Observer
+    from onboard.workflow.outcome import PhaseOutcome
+
+_STYLES = {"done": "green", "skipped": "dim", "planned": "cyan", "failed": "red", "interrupted": "yellow"}
+
+
+def observer() -> Observer:
+    """Return the observer that suits stderr."""
+    console = Console(stderr=True, highlight=False)
+    return TerminalObserver(console) if console.is_terminal else PlainObserver()
+
+
+@dataclass
+class PlainObserver:
+    """Writes one line for each phase that ended."""
+
+    def waiting(self) -> None:
+        """Say why nothing happens."""
+        print("waiting for another run of this model", file=sys.stderr)
+
+    def started(self, name: str) -> None:
+        """A log shows what ended, not what began."""
+
+    def finished(self, outcome: PhaseOutcome) -> None:
+        """Write the phase's line."""
+        print(describe(outcome), file=sys.stderr, flush=True)
+
+
+@dataclass
+class TerminalObserver:
+    """Shows a spinner beside the phase that runs, above it those that ended."""
+
+    console: Console
+    spinner: Status | None = field(default=None, init=False)
+
+    def waiting(self) -> None:
+        """Say why nothing happens."""
+        self._spin("waiting for another run of this model")
+
+    def started(self, name: str) -> None:
+        """Show the phase's name."""
+        self._spin(name)
+
+    def finished(self, outcome: PhaseOutcome) -> None:
+        """Replace the spinner by the phase's line."""
+        self._stop()
+        self.console.print(describe(outcome), style=_STYLES[outcome.status], markup=False)
+
+    def _spin(self, text: str) -> None:
+        self._stop()
+        self.spinner = self.console.status(text)
+        self.spinner.start()
+
+    def _stop(self) -> None:
+        if self.spinner is not None:
+            self.spinner.stop()
+            self.spinner = None
+
+
+def describe(outcome: PhaseOutcome) -> str:
+    """Return a phase's line: name, fate, time and what it says of itself.
+
+    An error is left out: it is the command's last line.
+    """
+    took = f" in {outcome.seconds:.1f} s" if outcome.status in ("done", "failed") else ""
+    summary = f": {outcome.summary}" if outcome.summary else ""
+    return f"{outcome.name:<12} {outcome.status}{took}{summary}"

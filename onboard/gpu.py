@@ -1,0 +1,88 @@
+"""Memory of this machine: of its GPUs through NVML, of the system otherwise."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU; memory in bytes."""
+
+    name: str
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a model can be put into: all GPUs together, or without one the system's memory; in bytes."""
+
+    total: int
+    free: int
+    gpus: list[Gpu] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        size = f"{gigabytes(self.total)} GB"
+        if not self.gpus:
+            return f"{size} of system memory"
+        return f"{size} across {len(self.gpus)} GPU{'s' if len(self.gpus) > 1 else ''}"
+
+
+def list_gpus() -> list[Gpu]:
+    """Return the NVIDIA GPUs of this machine; none without a driver. `CUDA_VISIBLE_DEVICES=""` hides them all."""
+    import pynvml
+
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in {"", "-1"}:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [_gpu(handle) for handle in handles]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(handle: object) -> Gpu:
+    import pynvml
+
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return Gpu(str(pynvml.nvmlDeviceGetName(handle)), int(memory.total), int(memory.free))
+
+
+def system_memory() -> Memory:
+    """Return the system's memory, as POSIX `sysconf` counts it, or what a container's limit leaves of it."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
+    limit = _container_limit() or total
+    return Memory(min(total, limit), min(free, limit))
+
+
+def _container_limit() -> int | None:
+    """Return the memory limit of this process's control group (version 2); None without one."""
+    try:
+        text = _CGROUP_LIMIT.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def device_memory(device: str) -> Memory:
+    """Return the memory that `device` ("auto", "cpu", "cuda") stands for; "auto" means the GPUs when there are any."""
+    gpus = [] if device == "cpu" else list_gpus()
+    if not gpus:
+        return system_memory()
+    return Memory(sum(gpu.total for gpu in gpus), sum(gpu.free for gpu in gpus), gpus)
+
+
+def gigabytes(size: int) -> str:
+    """Return a size in GB (10^9 bytes) with two significant digits."""
+    value = size / 1e9
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"

@@ -1,0 +1,70 @@
+"""The paged key-value cache: what a page holds, and which pages are free.
+
+Paging follows Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from onboard.errors import OnboardError
+
+
+@dataclass(frozen=True)
+class KVPagedResource:
+    """One layer's keys or values: a tensor `[pages, num_kv_heads, page_size, head_dim]`."""
+
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    page_size: int
+    sliding_window: int | None = None
+    """Keys that a query sees; None: all. Old pages are kept, only never read again."""
+
+    @property
+    def bytes_per_page(self) -> int:
+        """Bytes of one page of this cache."""
+        return self.num_kv_heads * self.page_size * self.head_dim * self.dtype.itemsize
+
+    def shape(self, num_pages: int) -> tuple[int, int, int, int]:
+        """Return the tensor's shape for `num_pages` pages."""
+        return num_pages, self.num_kv_heads, self.page_size, self.head_dim
+
+    def allocate(self, num_pages: int, device: torch.device) -> torch.Tensor:
+        """Return a new cache; zeroed, since a masked key times an uninitialised NaN would still be NaN."""
+        return torch.zeros(self.shape(num_pages), dtype=self.dtype, device=device)
+
+
+class PageAllocator:
+    """Hands out page numbers; page 0 is spare: padding writes there and no sequence owns it."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._free = list(range(num_pages - 1, 0, -1))
+        self._owned: set[int] = set()
+
+    @property
+    def num_free(self) -> int:
+        """Pages that `take` can still hand out."""
+        return len(self._free)
+
+    @property
+    def num_usable(self) -> int:
+        """Pages that sequences can own at all."""
+        return max(self.num_pages - 1, 0)
+
+    def take(self, count: int) -> list[int]:
+        """Return `count` free pages, the last freed first."""
+        if count > len(self._free):
+            raise OnboardError(f"{count} cache pages are needed and {len(self._free)} are free")
+        pages = [self._free.pop() for _ in range(count)]
+        self._owned.update(pages)
+        return pages
+
+    def give_back(self, pages: list[int]) -> None:
+        """Free pages that `take` returned."""
+        assert self._owned.issuperset(pages), "a page is freed twice"
+        self._owned.difference_update(pages)
+        self._free.extend(reversed(pages))

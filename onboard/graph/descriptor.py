@@ -1,0 +1,135 @@
+"""What swaps a canonical mechanism for a cached one: one descriptor a mechanism.
+
+A descriptor names the source operator, the cached operator of each back end, the inputs that the cached operator takes
+besides its leading tensors, the caches that a node needs and the constants that it keeps.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+import onboard.ops  # noqa: F401  registers the operators
+from onboard.config import suggest
+from onboard.errors import OnboardError, UsageError
+from onboard.graph.cache import KVPagedResource
+from onboard.graph.fx import arguments, is_op, replace_with
+from onboard.graph.sequence import METADATA_NAMES
+
+
+class CachedOpDescriptor(ABC):
+    """One mechanism that keeps state from step to step."""
+
+    source: ClassVar[Any]
+    """The canonical operator (a packet of `torch.ops.onboard`)."""
+    cached_names: ClassVar[Mapping[str, str]]
+    """Back end -> name of the cached operator in `torch.ops.onboard`."""
+    num_tensors: ClassVar[int]
+    """Leading tensor arguments that the source and the cached operator share."""
+    metadata: ClassVar[tuple[str, ...]]
+    """Names of the `SequenceInfo` inputs that follow them."""
+
+    def cached_op(self, backend: str) -> OpOverload:
+        """Return a back end's cached operator."""
+        if backend not in self.cached_names:
+            raise UsageError(f"there is no attention back end {backend!r}", hint=suggest(backend, self.cached_names))
+        packet = getattr(torch.ops.onboard, self.cached_names[backend], None)
+        if packet is None:
+            raise OnboardError(f"the attention back end {backend!r} is not available here", hint="Use 'torch'")
+        overload: OpOverload = packet.default
+        return overload
+
+    @abstractmethod
+    def check(self, node: fx.Node) -> None:
+        """Raise `OnboardError` when the node asks for something that its cached form cannot do."""
+
+    @abstractmethod
+    def prepare(self, gm: fx.GraphModule, node: fx.Node) -> fx.Node:
+        """Bring a source node into the form that the cached operator takes; return the node that now stands for it."""
+
+    @abstractmethod
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, KVPagedResource]:
+        """Return the caches that the node needs, by the name of the argument; `dtype` None: that of the tensors."""
+
+    @abstractmethod
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return the arguments that follow the caches."""
+
+
+class AttentionDescriptor(CachedOpDescriptor):
+    """Softmax attention with a paged cache of keys and values."""
+
+    source = torch.ops.onboard.torch_attention
+    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_attention", "triton": "triton_cached_attention"}
+    num_tensors = 3
+    metadata = METADATA_NAMES
+
+    def check(self, node: fx.Node) -> None:
+        """Refuse masks, attention to later tokens and dropout: the paged kernels know positions only."""
+        found = arguments(node)
+        for name, needed in (("attn_mask", None), ("is_causal", True), ("dropout_p", 0.0)):
+            if found[name] != needed:
+                raise OnboardError(
+                    f"{node.name} ({module_path(node)}) has {name}={found[name]!r} and cannot be cached",
+                    hint=f"Cached attention needs {name}={needed!r}",
+                )
+
+    def prepare(self, gm: fx.GraphModule, node: fx.Node) -> fx.Node:
+        """Turn a bnsd node into a bsnd one between transposes."""
+        found = arguments(node)
+        if found["layout"] == "bsnd":
+            return node
+        with gm.graph.inserting_before(node):
+            tensors = [_transpose(gm, tensor) for tensor in list(found.values())[: self.num_tensors]]
+            options = {**dict(list(found.items())[self.num_tensors :]), "layout": "bsnd"}
+            bsnd = gm.graph.call_function(self.source.default, tuple(tensors), options)
+            bsnd.meta.update(node.meta)
+            bsnd.meta["val"] = node.meta["val"].transpose(1, 2)
+            output = _transpose(gm, bsnd)
+        replace_with(node, output)
+        return bsnd
+
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, KVPagedResource]:
+        """Return a cache for the keys and one for the values, of the shapes that the tensors have."""
+        window = arguments(node)["sliding_window"]
+
+        def resource(tensor: fx.Node) -> KVPagedResource:
+            val = tensor.meta["val"]
+            heads, dim = int(val.shape[2]), int(val.shape[3])
+            return KVPagedResource(heads, dim, dtype or val.dtype, page_size, window)
+
+        return {"k_cache": resource(_tensor(node, 1)), "v_cache": resource(_tensor(node, 2))}
+
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return sinks, scale, sliding_window and logit_cap."""
+        found = arguments(node)
+        return tuple(found[name] for name in ("sinks", "scale", "sliding_window", "logit_cap"))
+
+
+def module_path(node: fx.Node) -> str:
+    """Return the path of the innermost module that a node comes from, for messages."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path: str = list(stack.values())[-1][0] if stack else ""
+    return path or "unknown module"
+
+
+def source_nodes(gm: fx.GraphModule, descriptor: CachedOpDescriptor) -> list[fx.Node]:
+    """Return the nodes of a mechanism, in graph order."""
+    return [node for node in gm.graph.nodes if is_op(node, descriptor.source)]
+
+
+def _tensor(node: fx.Node, position: int) -> fx.Node:
+    tensor = list(arguments(node).values())[position]
+    assert isinstance(tensor, fx.Node)
+    return tensor
+
+
+def _transpose(gm: fx.GraphModule, node: fx.Node) -> fx.Node:
+    swapped = gm.graph.call_function(torch.ops.aten.transpose.int, (node, 1, 2))
+    swapped.meta["val"] = node.meta["val"].transpose(1, 2)
+    return swapped

@@ -1,0 +1,135 @@
+"""Where a pipeline's model comes from: the config, the module, and the inputs with which it is exported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.export import Dim
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from onboard.config import deep_merge, suggest
+from onboard.content import content_path
+from onboard.errors import OnboardError, UsageError
+from onboard.modeling import CausalLMOutput, load_model_file, registered_model
+
+# Sizes that are neither 1 (which export would specialise on) nor equal (which it would take for one dimension).
+_EXAMPLE_BATCH, _EXAMPLE_SEQUENCE = 3, 11
+
+
+class ModelFactory:
+    """Builds the model of one checkpoint: from its generated file, or ("hf") transformers' own module.
+
+    `model_kwargs` overrides fields of the Hugging Face config; `attn_implementation` is one of them in mode "hf".
+    """
+
+    trust_remote_code = False
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        *,
+        root: Path | None,
+        dtype: torch.dtype,
+        model_kwargs: Mapping[str, Any],
+        mode: Literal["generated", "hf"] = "generated",
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.root = root
+        self.dtype = dtype
+        self.model_kwargs = dict(model_kwargs)
+        self.mode = mode
+
+    @cached_property
+    def config(self) -> Any:
+        """The Hugging Face config with `model_kwargs` applied; an unknown key is a `UsageError`."""
+        config = AutoConfig.from_pretrained(self.checkpoint, trust_remote_code=self.trust_remote_code)
+        return _override(config, self.model_kwargs) if self.model_kwargs else config
+
+    def build_model(self, device: str = "meta") -> nn.Module:
+        """Build the model in evaluation mode: parameters on `device` in `dtype`, buffers with their real values.
+
+        Parameters are not initialised on "meta"; elsewhere they have their module's own random initialisation.
+        """
+        with _parameters_on(torch.device(device), self.dtype):
+            model = self._hf_model() if self.mode == "hf" else self._generated_model()
+        return model.eval().requires_grad_(False)
+
+    def example_inputs(self) -> dict[str, torch.Tensor]:
+        """Return `input_ids` and `position_ids` [3, 11] int64 on the CPU, keyed by argument name."""
+        shape = (_EXAMPLE_BATCH, _EXAMPLE_SEQUENCE)
+        positions = torch.arange(_EXAMPLE_SEQUENCE).expand(shape).contiguous()
+        return {"input_ids": torch.arange(positions.numel()).view(shape), "position_ids": positions}
+
+    def dynamic_shapes(self) -> dict[str, dict[int, Any]]:
+        """Return which dimensions of the example inputs are dynamic: batch and sequence."""
+        return {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in self.example_inputs()}
+
+    def _generated_model(self) -> nn.Module:
+        path = content_path("models", f"modeling_{self.config.model_type}.py", root=self.root)
+        if not path.is_file():
+            raise OnboardError(f"there is no model file {path.name}", hint="Onboard the model first")
+        load_model_file(path)
+        return registered_model(type(self.config).__name__)(self.config)
+
+    def _hf_model(self) -> nn.Module:
+        model = AutoModelForCausalLM.from_config(self.config, dtype=self.dtype)
+        # A subclass, not a wrapper module: parameter names stay the checkpoint's.
+        model.__class__ = type(f"Export{type(model).__name__}", (_HFForward, type(model)), {})
+        return model  # type: ignore[no-any-return]
+
+
+class _HFForward:
+    """Narrows the forward signature of a transformers model to the generated models' contract."""
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:
+        output = super().forward(input_ids=input_ids, position_ids=position_ids, use_cache=False)  # type: ignore[misc]
+        return CausalLMOutput(output.logits)
+
+
+def _override(config: Any, overrides: Mapping[str, Any]) -> Any:
+    for key in overrides:
+        if key != "attn_implementation" and not hasattr(config, key):
+            raise UsageError(f"{type(config).__name__} has no field {key!r}", hint=suggest(key, config.to_dict()))
+    values = deep_merge(config.to_dict(), {config.attribute_map.get(key, key): overrides[key] for key in overrides})
+    layers = getattr(config, "num_hidden_layers", None)
+    fewer = overrides.get("num_hidden_layers", layers)
+    if isinstance(layers, int) and isinstance(fewer, int) and fewer < layers:
+        values = {key: _cut(value, layers, fewer) for key, value in values.items()}
+    return type(config).from_dict(values)
+
+
+def _cut(value: Any, layers: int, fewer: int) -> Any:
+    """Shorten a list that has an entry for each layer, as `layer_types` does."""
+    return value[:fewer] if isinstance(value, list) and len(value) == layers else value
+
+
+@contextmanager
+def _parameters_on(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Put parameters on `device` in `dtype` as soon as a module registers them; leave buffers alone.
+
+    Freshly made CPU tensors have no pages of memory yet, so building a large model on "meta" costs neither memory
+    nor time. Buffers (RoPE tables) get their real values, which a model built wholly on "meta" would lose.
+    """
+    original = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        original(module, name, _moved(param, device, dtype) if param is not None else None)
+
+    setattr(nn.Module, "register_parameter", register)  # noqa: B010  (mypy refuses a plain assignment)
+    try:
+        yield
+    finally:
+        setattr(nn.Module, "register_parameter", original)  # noqa: B010
+
+
+def _moved(param: nn.Parameter, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
+    dtype = dtype if param.is_floating_point() else param.dtype
+    if param.device.type == device.type and param.dtype == dtype:
+        return param  # the same object: tied parameters stay tied
+    return nn.Parameter(param.detach().to(device=device, dtype=dtype), requires_grad=False)

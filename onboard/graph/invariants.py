@@ -1,0 +1,60 @@
+"""What must hold after a stage, whichever transforms ran in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+
+import torch
+from torch import fx, nn
+
+import onboard.ops  # noqa: F401  (registers the canonical ops)
+from onboard.errors import OnboardError
+from onboard.graph.context import TransformContext
+from onboard.graph.fx import graph_modules, nodes_of
+from onboard.graph.transform import Stages
+
+
+def check_stage(stage: Stages, module: nn.Module, context: TransformContext) -> None:
+    """Record what a finished stage left behind as facts; raise `OnboardError` for what makes the model unusable."""
+    if check := _CHECKS.get(stage):
+        check(module, context)
+
+
+def _attention_is_canonical(module: nn.Module, context: TransformContext) -> None:
+    for _, gm in graph_modules(module):
+        if left := nodes_of(gm, *_PLAIN_ATTENTION):
+            context.facts.append(f"{len(left)} attention calls were not matched, for example {left[0].name}")
+
+
+def _weights_are_real(module: nn.Module, context: TransformContext) -> None:
+    # A run that stops before load_weights has no weights to check.
+    if not any(entry.key == "load_weights" and entry.enabled for entry in context.history):
+        return
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    if missing := [name for name, tensor in tensors if tensor.is_meta]:
+        raise OnboardError(
+            f"{len(missing)} tensors have no weights after loading, for example {missing[0]}",
+            hint="The checkpoint and the model file disagree; generate the model again",
+        )
+
+
+def _attention_is_cached(module: nn.Module, context: TransformContext) -> None:
+    if not any(entry.key == "insert_cached_attention" and entry.enabled for entry in context.history):
+        return
+    for _, gm in graph_modules(module):
+        if left := _canonical_attention(gm):
+            context.facts.append(f"{len(left)} attention calls have no cache, for example {left[0].name}")
+
+
+def _canonical_attention(gm: fx.GraphModule) -> list[fx.Node]:
+    return nodes_of(gm, torch.ops.onboard.torch_attention, torch.ops.onboard.torch_attention_sdpa)
+
+
+_PLAIN_ATTENTION = (torch.ops.aten.scaled_dot_product_attention,)
+
+_CHECKS: dict[Stages, Callable[[nn.Module, TransformContext], None]] = {
+    Stages.PATTERN_MATCHER: _attention_is_canonical,
+    Stages.WEIGHT_LOAD: _weights_are_real,
+    Stages.CACHE_INIT: _attention_is_cached,
+}

@@ -1,0 +1,238 @@
+"""The runner: loads the pipeline, runs the transforms in order and accounts for each of them.
+
+Everything that is not the transform's own edit happens here: validation of the configuration, order, timing, memory,
+clean-up, shape propagation, dumps, invariants between stages, observers, history.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pydantic import ValidationError
+from torch import nn
+
+from onboard.config import deep_merge, suggest
+from onboard.content import content_path
+from onboard.errors import OnboardError, UsageError
+from onboard.graph.cleanup import clean_up
+from onboard.graph.context import HistoryEntry, TransformContext
+from onboard.graph.dump import dump
+from onboard.graph.fx import copy_graphs, graph_modules, set_submodule
+from onboard.graph.invariants import check_stage
+from onboard.graph.shapes import propagate_shapes
+from onboard.graph.transform import BaseTransform, Stages, TransformInfo, get_transform, transform_keys
+
+Observer = Callable[[str, nn.Module, TransformContext], None]
+
+log = logging.getLogger("onboard.pipeline")
+
+_MEMORY_TOLERANCE = 64 * 2**20  # bytes of CUDA memory that any transform may take without having said so
+
+
+def load_pipeline(overrides: Mapping[str, Mapping[str, Any]]) -> list[BaseTransform[Any]]:
+    """Return the transforms of `transforms/default.yaml`, with `overrides` merged in, in the order in which they run.
+
+    A shipped transform that the file does not list runs when `overrides` names it, at the end of its stage. Raises
+    `UsageError` for an unknown transform or field, and names the nearest valid one.
+    """
+    default = yaml.safe_load(content_path("transforms", "default.yaml").read_text("utf-8"))
+    keys = transform_keys()
+    for key in [*default, *overrides]:
+        if key not in keys:
+            raise UsageError(f"there is no transform {key!r}", hint=suggest(key, keys))
+    merged = deep_merge(default, overrides)
+    transforms = [_configured(key, {"stage": keys[key].value, **fields}) for key, fields in merged.items()]
+    order = list(Stages)
+    return sorted(transforms, key=lambda transform: order.index(transform.config.stage))
+
+
+def _configured(key: str, fields: Mapping[str, Any]) -> BaseTransform[Any]:
+    transform = get_transform(key)
+    try:
+        return transform(transform.config_class.model_validate(fields))
+    except UsageError as error:
+        raise UsageError(f"transform {key}: {error.message}", hint=error.hint) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise UsageError(f"transform {key}: field {field!r}: {first['msg']}, got {first['input']!r}") from error
+
+
+@dataclass
+class _State:
+    """The module on its way through the pipeline, and what still holds for its graphs."""
+
+    module: nn.Module
+    is_clean: bool = True
+    has_valid_shapes: bool = True
+
+
+class Pipeline:
+    """A sequence of configured transforms.
+
+    `dump_dir` receives a readable dump after each transform. `strict` turns recorded facts (a fallback, a skipped
+    transform, something left over) into errors.
+    """
+
+    def __init__(
+        self, transforms: Sequence[BaseTransform[Any]], *, dump_dir: Path | None = None, strict: bool = False
+    ) -> None:
+        self.transforms = list(transforms)
+        self.dump_dir = dump_dir
+        self.strict = strict
+
+    def run(self, context: TransformContext, observer: Observer | None = None) -> nn.Module:
+        """Run all transforms and return the final module; `observer` is called after each enabled one."""
+        state = _State(nn.Module())
+        for index, transform in enumerate(self.transforms):
+            facts = len(context.facts)
+            self._run_one(transform, state, context)
+            if self._ends_stage(index):
+                check_stage(transform.config.stage, state.module, context)
+            if transform.config.enabled:
+                self._dump(f"{index:02d}_{transform.config.stage.value}_{transform.key}", state.module, transform)
+            self._refuse_facts(transform, context.facts[facts:])
+            if observer is not None and transform.config.enabled:
+                observer(transform.key, state.module, context)
+        return state.module
+
+    def _run_one(self, transform: BaseTransform[Any], state: _State, context: TransformContext) -> None:
+        memory, start = _memory(context.device), time.perf_counter()
+        info, error = TransformInfo(skipped=True), None
+        if transform.config.enabled:
+            _prepare(transform, state, context)
+            info, error = _apply(transform, state, context)
+            _finish(transform, state, context)
+        entry = HistoryEntry(
+            key=transform.key,
+            stage=transform.config.stage.value,
+            enabled=transform.config.enabled,
+            skipped=info.skipped,
+            num_matches=info.num_matches,
+            seconds=time.perf_counter() - start,
+            is_clean=state.is_clean,
+            has_valid_shapes=state.has_valid_shapes,
+            memory_delta=_memory(context.device) - memory,
+            error=error,
+        )
+        context.history.append(entry)
+        _report(entry, transform, context)
+
+    def _ends_stage(self, index: int) -> bool:
+        following = self.transforms[index + 1 : index + 2]
+        return not following or following[0].config.stage != self.transforms[index].config.stage
+
+    def _dump(self, name: str, module: nn.Module, transform: BaseTransform[Any]) -> None:
+        folders = (self.dump_dir, transform.config.debug_visualize_dir)
+        for folder in folders:
+            if folder is not None:
+                dump(module, Path(folder), name)
+
+    def _refuse_facts(self, transform: BaseTransform[Any], facts: Sequence[str]) -> None:
+        if self.strict and facts:
+            raise OnboardError(f"{transform.key} (strict): {'; '.join(facts)}", hint="Run without strict to go on")
+
+
+def _prepare(transform: BaseTransform[Any], state: _State, context: TransformContext) -> None:
+    if transform.config.requires_clean_graph and not state.is_clean:
+        _clean_up(state)
+    if transform.config.requires_shape_prop and not state.has_valid_shapes:
+        _propagate_shapes(state, context)
+
+
+def _finish(transform: BaseTransform[Any], state: _State, context: TransformContext) -> None:
+    if transform.config.run_graph_cleanup and not state.is_clean:
+        _clean_up(state)
+    if transform.config.run_shape_prop and not state.has_valid_shapes:
+        _propagate_shapes(state, context)
+
+
+def _clean_up(state: _State) -> None:
+    for _, gm in graph_modules(state.module):
+        clean_up(gm)
+    state.is_clean = True
+
+
+def _propagate_shapes(state: _State, context: TransformContext) -> None:
+    for _, gm in graph_modules(state.module):
+        propagate_shapes(gm, context.device)
+    state.has_valid_shapes = True
+
+
+def _apply(transform: BaseTransform[Any], state: _State, context: TransformContext) -> tuple[TransformInfo, str | None]:
+    """Apply the transform to the state; with `skip_on_error` an error is returned and the state stays as it was."""
+    before = copy_graphs(state.module) if transform.config.skip_on_error else None
+    try:
+        state.module, info = _apply_per_graph(transform, state.module, context)
+    except Exception as error:
+        if before is None:
+            raise
+        state.module = before
+        message = f"{type(error).__name__}: {error}"
+        context.facts.append(f"{transform.key} failed and was skipped: {message}")
+        return TransformInfo(skipped=True), message
+    state.is_clean &= info.is_clean
+    state.has_valid_shapes &= info.has_valid_shapes
+    return info, None
+
+
+def _apply_per_graph(
+    transform: BaseTransform[Any], module: nn.Module, context: TransformContext
+) -> tuple[nn.Module, TransformInfo]:
+    if not transform.config.run_per_gm:
+        return transform.apply(module, context)
+    infos = []
+    for path, gm in list(graph_modules(module)):
+        new, info = transform.apply(gm, context)
+        module = set_submodule(module, path, new)
+        infos.append(info)
+    if not infos:
+        context.facts.append(f"{transform.key} found no exported graph to work on")
+    return module, _combined(infos)
+
+
+def _combined(infos: Sequence[TransformInfo]) -> TransformInfo:
+    return TransformInfo(
+        skipped=all(info.skipped for info in infos),
+        num_matches=sum(info.num_matches for info in infos),
+        is_clean=all(info.is_clean for info in infos),
+        has_valid_shapes=all(info.has_valid_shapes for info in infos),
+    )
+
+
+def _memory(device: torch.device) -> int:
+    """Return the bytes in use: allocated on a CUDA device, else resident in this process (0 where unknown)."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text("ascii").split()[1]) * 4096 if statm.exists() else 0
+
+
+def _report(entry: HistoryEntry, transform: BaseTransform[Any], context: TransformContext) -> None:
+    if context.device.type == "cuda" and not transform.config.expect_mem_change:
+        moved = entry.memory_delta / 2**20
+        if abs(entry.memory_delta) > _MEMORY_TOLERANCE:
+            context.facts.append(f"{entry.key} changed CUDA memory by {moved:+.0f} MiB and was not expected to")
+    if not entry.enabled:
+        outcome = "disabled"
+    elif entry.error:
+        outcome = f"failed: {entry.error}"
+    else:
+        outcome = "skipped" if entry.skipped else f"{entry.num_matches} matches"
+    log.info(
+        "%-16s %-32s %-12s %6.2f s %+8.1f MiB%s%s",
+        entry.stage,
+        entry.key,
+        outcome,
+        entry.seconds,
+        entry.memory_delta / 2**20,
+        " clean" if entry.is_clean else "",
+        " shapes" if entry.has_valid_shapes else "",
+    )

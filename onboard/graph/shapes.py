@@ -1,0 +1,47 @@
+"""Shape propagation: `node.meta["val"]` as fake tensors with symbolic batch and sequence sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from onboard.graph.fx import fake_mode, placeholders
+
+
+def fake_like(mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a fake tensor of the same static shape, strides and dtype that believes it lies on `device`."""
+    with mode:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+def propagate_shapes(gm: fx.GraphModule, device: torch.device) -> None:
+    """Recompute `meta["val"]` of every node from the inputs' fake tensors.
+
+    Parameters and buffers count as lying on `device`, wherever they are now: before the weights are loaded they lie on
+    the meta device, where mixing them with inputs would be an error.
+    """
+    inputs = [node.meta["val"] for node in placeholders(gm)]
+    mode = fake_mode(gm)
+    with mode, torch.no_grad():
+        _ShapePropagation(gm, mode, device).run(*inputs)
+
+
+class _ShapePropagation(fx.Interpreter):
+    def __init__(self, gm: fx.GraphModule, mode: FakeTensorMode, device: torch.device) -> None:
+        super().__init__(gm)
+        self.mode = mode
+        self.device = device
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return value
+        return fake_like(self.mode, value, self.device)
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        n.meta["val"] = value
+        return value

@@ -1,0 +1,75 @@
+"""Which checkpoint tensor belongs to which parameter, and what it means when one is left over."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+
+from onboard.graph.checkpoint import TensorMeta
+
+_LEGACY_BUFFER = re.compile(r"(^|\.)(rotary_emb\.inv_freq|(self_)?att(entio)?n\.(masked_)?bias)$")
+"""Causal masks and frequencies that old releases of transformers saved with the weights."""
+
+
+def match_names(wanted: Collection[str], available: Collection[str]) -> dict[str, str]:
+    """Return wanted name -> available name: equal ones first, then those that differ by one prefix.
+
+    A checkpoint saved from the base model lacks its prefix ("wte.weight" for "transformer.wte.weight"), one saved
+    from a larger model has another in addition. The prefix that settles most names is the one used; what it does not
+    settle is left out.
+    """
+    matches = {name: name for name in wanted if name in available}
+    missing = [name for name in wanted if name not in matches]
+    spare = set(available) - matches.keys()
+    if not (prefix := _likeliest_prefix(missing, spare)):
+        return matches
+    strip, text = prefix
+    for name in missing:
+        candidate = name.removeprefix(text) if strip else text + name
+        if candidate in spare:
+            matches[name] = candidate
+    return matches
+
+
+def _likeliest_prefix(missing: Collection[str], spare: Collection[str]) -> tuple[bool, str] | None:
+    """Return (True, prefix to strip) or (False, prefix to add) that brings most of `missing` to a name in `spare`."""
+    missing, spare = set(missing), set(spare)
+    votes = Counter((True, prefix) for name in missing for prefix, rest in _splits(name) if rest in spare)
+    votes.update((False, prefix) for name in spare for prefix, rest in _splits(name) if rest in missing)
+    return max(votes, key=lambda vote: (votes[vote], vote), default=None)
+
+
+def _splits(name: str) -> Iterator[tuple[str, str]]:
+    """Yield every ("a.b.", "c") split of a dotted name, the whole name left out."""
+    for position, character in enumerate(name):
+        if character == ".":
+            yield name[: position + 1], name[position + 1 :]
+
+
+def explain_unused(unused: Mapping[str, TensorMeta], used: Collection[str]) -> tuple[list[str], list[str]]:
+    """Sort tensors that no parameter takes into (facts to show, names that prove the model wrong).
+
+    A layer beyond the model's (a reduced run, a draft layer) and a whole tree that the model does not have (a vision
+    tower) are left out for a reason, and so are legacy buffers. Anything else inside a module that the model has
+    would change what it computes.
+    """
+    modules = {prefix for name in used for prefix, _ in _splits(name)}
+    left_out: Counter[str] = Counter()
+    wrong = []
+    for name, meta in unused.items():
+        foreign = next((prefix for prefix, _ in _splits(name) if prefix not in modules), name)
+        if _is_legacy_buffer(name, meta):
+            left_out["legacy buffers"] += 1
+        elif foreign.endswith(".") and (foreign.count(".") == 1 or foreign.split(".")[-2].isdigit()):
+            left_out[foreign.rstrip(".")] += 1
+        else:
+            wrong.append(name)
+    facts = [f"the model leaves out {what} ({count} tensors of the checkpoint)" for what, count in left_out.items()]
+    return facts, wrong
+
+
+def _is_legacy_buffer(name: str, meta: TensorMeta) -> bool:
+    # A mask is [1, 1, n, n] and its filler a scalar; the bias of a layer has one dimension.
+    is_mask = len(meta.shape) == 4 or meta.shape in ((), (1,))
+    return bool(_LEGACY_BUFFER.search(name)) and (is_mask or name.endswith("inv_freq"))

@@ -1,0 +1,141 @@
+"""The parameters of a graph module, by dotted name, and the plan that says where joined ones come from.
+
+While a graph is on the meta device, joining parameters only changes the plan: `load_weights` then reads each part
+straight into its slice of the joined parameter, so that no moment needs memory for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+
+@dataclass(frozen=True)
+class Part:
+    """`size` entries of a joined parameter along its dimension: the checkpoint's `source`, or zeros for None."""
+
+    source: str | None
+    size: int
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A parameter that is several checkpoint tensors, concatenated along `dim`."""
+
+    parts: tuple[Part, ...]
+    dim: int
+
+
+@dataclass
+class WeightPlan:
+    """What `load_weights` cannot read off the parameters' names; kept in `gm.meta["weight_plan"]`."""
+
+    joins: dict[str, Joined] = field(default_factory=dict)
+
+    def parts(self, name: str) -> list[str]:
+        """Return the checkpoint names that fill parameter `name`."""
+        return [part.source for part in self.joins[name].parts if part.source] if name in self.joins else [name]
+
+    def joined(self, name: str, parts: Sequence[Part], dim: int = 0) -> None:
+        """Record that parameter `name` is `parts` along `dim`; a part that is itself joined there is flattened."""
+        flat: list[Part] = []
+        for part in parts:
+            inner = self.joins.pop(part.source, None) if part.source is not None else None
+            assert inner is None or inner.dim == dim, f"{part.source} is joined along another dimension"
+            flat.extend(inner.parts if inner else [part])
+        self.joins[name] = Joined(tuple(flat), dim)
+
+    def slices(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[str | None, torch.Tensor]]:
+        """Yield (checkpoint name or None for zeros, the view of `tensor` to fill)."""
+        if name not in self.joins:
+            yield name, tensor
+            return
+        join = self.joins[name]
+        views = torch.split(tensor, [part.size for part in join.parts], join.dim)
+        yield from zip((part.source for part in join.parts), views, strict=True)
+
+
+def weight_plan(gm: nn.Module) -> WeightPlan:
+    """Return the plan of a module, an empty one at first."""
+    meta: dict[str, WeightPlan] = gm.__dict__.setdefault("meta", {})
+    return meta.setdefault("weight_plan", WeightPlan())
+
+
+def tied_names(module: nn.Module) -> list[list[str]]:
+    """Return the names of every parameter, those that share one tensor together."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    return list(groups.values())
+
+
+def further_names(gm: nn.Module, name: str) -> list[str]:
+    """Return the other names that the exported model had for a parameter, also those that clean-up removed."""
+    tied: Mapping[str, str] = getattr(gm, "meta", {}).get("tied_parameters", {})
+    first = tied.get(name, name)
+    return [other for other in [first, *(key for key in tied if tied[key] == first)] if other != name]
+
+
+def set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Put a parameter under a dotted name, with the modules on the way."""
+    *path, leaf = name.split(".")
+    for child in path:
+        if not hasattr(module, child):
+            module.add_module(child, nn.Module())
+        module = getattr(module, child)
+    module.register_parameter(leaf, parameter)
+
+
+def delete_parameter(module: nn.Module, name: str) -> None:
+    """Remove the parameter with a dotted name."""
+    path, _, leaf = name.rpartition(".")
+    delattr(module.get_submodule(path), leaf)
+
+
+def join_parameters(gm: GraphModule, name: str, parts: Sequence[str | int], dim: int = 0) -> str:
+    """Replace the parameters in `parts` by one named `name`, their concatenation along `dim`; return `name`.
+
+    A number stands for that many zeros. On the meta device only the plan changes; loaded weights are copied once
+    and freed, so that the peak is one group of parameters above the total.
+    """
+    old = [gm.get_parameter(part) if isinstance(part, str) else None for part in parts]
+    first = next(parameter for parameter in old if parameter is not None)
+    sizes = [part if isinstance(part, int) else gm.get_parameter(part).shape[dim] for part in parts]
+    shape = list(first.shape)
+    shape[dim] = sum(sizes)
+    joined = torch.empty(shape, dtype=first.dtype, device=first.device)
+    plan = weight_plan(gm)
+    plan.joined(name, [Part(p if isinstance(p, str) else None, s) for p, s in zip(parts, sizes, strict=True)], dim)
+    for parameter, view in zip(old, torch.split(joined, sizes, dim), strict=True):
+        view.zero_() if parameter is None else view.copy_(parameter.detach())
+    for part in parts:
+        if isinstance(part, str):
+            delete_parameter(gm, part)
+    set_parameter(gm, name, nn.Parameter(joined, requires_grad=False))
+    return name
+
+
+def joined_name(names: Sequence[str]) -> str:
+    """Return a name for the join of `names`: their common path, then what differs, joined by underscores.
+
+    >>> joined_name(["layers.0.q_proj.weight", "layers.0.k_proj.weight"])
+    'layers.0.q_proj_k_proj.weight'
+    """
+    paths = [name.split(".") for name in names]
+    shared = 0
+    while all(len(path) > shared + 2 and path[shared] == paths[0][shared] for path in paths):
+        shared += 1
+    middle = "_".join(part for path in paths for part in path[shared:-1]) or "joined"
+    return ".".join([*paths[0][:shared], middle, paths[0][-1]])
+
+
+def move_buffers(module: nn.Module, device: torch.device) -> None:
+    """Move every buffer to `device`, dtypes unchanged: tables such as RoPE's keep their precision."""
+    for owner in module.modules():
+        for name, buffer in owner._buffers.items():
+            if buffer is not None:
+                owner._buffers[name] = buffer.to(device)

@@ -1,0 +1,117 @@
+"""From a checkpoint and a run's configuration to an engine: factory, pipeline, caches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onboard.config import RuntimeConfig
+from onboard.content import content_path
+from onboard.errors import OnboardError, UsageError
+from onboard.graph.context import TransformContext
+from onboard.graph.factory import ModelFactory
+from onboard.graph.pipeline import Observer, Pipeline, load_pipeline
+from onboard.runtime.engine import Engine
+from onboard.runtime.rope import length_dependent_rope
+from onboard.runtime.tokenizer import Tokenizer
+
+
+def build_engine(
+    checkpoint: Path,
+    runtime: RuntimeConfig,
+    *,
+    root: Path | None = None,
+    model: str | None = None,
+    observer: Observer | None = None,
+    dump_dir: Path | None = None,
+    strict: bool = False,
+) -> Engine:
+    """Build the model's cached graph and everything around it.
+
+    `checkpoint` holds config.json and (unless `skip_loading_weights`) safetensors; `root` is where the generated file
+    is looked up first; `model` is what the user called it, for messages. Raises `OnboardError` when the model was not
+    onboarded and `UsageError` for a configuration that does not fit the model or the machine.
+    """
+    context = make_context(checkpoint, runtime, root=root, model=model)
+    pipeline = Pipeline(load_pipeline(runtime.transforms), dump_dir=dump_dir, strict=strict)
+    gm = pipeline.run(context, observer)
+    if context.cache is None:
+        raise OnboardError("the pipeline made no cache", hint="Leave insert_cached_attention enabled")
+    return Engine(
+        gm,
+        context.cache,
+        tokenizer=Tokenizer.load(checkpoint),
+        eos_token_ids=eos_token_ids(checkpoint, context.factory.config),
+        rope=length_dependent_rope(context.factory.config.to_dict()),
+        history=context.history,
+        facts=context.facts,
+    )
+
+
+def make_context(
+    checkpoint: Path, runtime: RuntimeConfig, *, root: Path | None = None, model: str | None = None
+) -> TransformContext:
+    """Return the context of a pipeline run: device, dtype and limits settled, the generated file known to exist."""
+    if runtime.world_size > 1:
+        raise UsageError(f"world_size is {runtime.world_size} and models run on one device", hint="Set it to 1")
+    device = resolve_device(runtime.device)
+    factory = ModelFactory(checkpoint, root=root, dtype=torch.float32, model_kwargs=runtime.model_kwargs)
+    factory.dtype = resolve_dtype(runtime.dtype, factory.config, device)
+    _check_onboarded(factory.config.model_type, root, model or str(checkpoint))
+    return TransformContext(
+        factory=factory, runtime=_fitted(runtime, factory.config), device=device, dtype=factory.dtype
+    )
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device that "auto", "cpu" or "cuda" stands for here."""
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise UsageError("device is cuda and there is no GPU here", hint="Use cpu or auto")
+    if name == "cpu" or not available:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
+    """Return the run's dtype; "auto" is the checkpoint's own on a GPU (bfloat16 if it names none), else float32."""
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    if device.type == "cpu":
+        return torch.float32
+    own = getattr(config, "dtype", None)
+    return own if isinstance(own, torch.dtype) else torch.bfloat16
+
+
+def eos_token_ids(checkpoint: Path, config: Any) -> frozenset[int]:
+    """Return the tokens that end a text: generation_config.json's, else the config's."""
+    path = checkpoint / "generation_config.json"
+    generation = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    ids = generation.get("eos_token_id", getattr(config, "eos_token_id", None))
+    return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def max_positions(config: Any) -> int | None:
+    """Return the longest sequence that a model's config allows, None if it does not say."""
+    limit = getattr(config, "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def _check_onboarded(model_type: str, root: Path | None, model: str) -> None:
+    if not content_path("models", f"modeling_{model_type}.py", root=root).is_file():
+        command = f"onboard {model}" + (f" --root {root}" if root is not None else "")
+        raise OnboardError(f"{model} ({model_type}) was not onboarded", hint=f"Run: {command}")
+
+
+def _fitted(runtime: RuntimeConfig, config: Any) -> RuntimeConfig:
+    """Bound the default `max_seq_len` by the model; a longer one that was asked for is a `UsageError`."""
+    limit = max_positions(config)
+    if limit is None or runtime.max_seq_len <= limit:
+        return runtime
+    if "max_seq_len" in runtime.model_fields_set:
+        raise UsageError(f"max_seq_len is {runtime.max_seq_len} and the model has {limit} positions", hint="Lower it")
+    return runtime.model_copy(update={"max_seq_len": limit})

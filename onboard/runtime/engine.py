@@ -1,0 +1,204 @@
+"""The engine: turns requests into tokens, one step of the cached graph at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from onboard.errors import UsageError
+from onboard.graph.sequence import CachedSequenceInterface
+from onboard.runtime.rope import LengthDependentRope
+from onboard.runtime.sampling import SamplingParams, make_generator, sample
+from onboard.runtime.scheduler import Chunk, FinishReason, Request, Scheduler, Step
+from onboard.runtime.tokenizer import Detokenizer, Tokenizer
+
+_LOGITS_CHUNK = 256  # tokens whose logits `logits` computes at a time: rows of the vocabulary's size are large
+
+
+@dataclass
+class EngineStats:
+    """What the engine has done so far."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    """Tokens computed to fill the cache, recomputation after preemption included."""
+    generated_tokens: int = 0
+    seconds: float = 0.0
+    """In steps, the sampler included."""
+    preemptions: int = 0
+    graph_replays: int = 0
+    """Steps that replayed a CUDA graph."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens a second."""
+        return self.generated_tokens / self.seconds if self.seconds else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """Return all figures, for reports."""
+        return {**asdict(self), "tokens_per_second": self.tokens_per_second}
+
+
+@dataclass
+class Engine:
+    """One model, ready to run: the cached graph, its caches and the scheduler.
+
+    `history` (one entry a transform) and `facts` (fallbacks, skipped matches) are those of the pipeline.
+    """
+
+    gm: nn.Module
+    cache: CachedSequenceInterface
+    tokenizer: Tokenizer | None = None
+    eos_token_ids: frozenset[int] = frozenset()
+    rope: LengthDependentRope | None = None
+    history: list[Any] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        info = self.cache.info
+        self.scheduler = Scheduler(
+            self.cache.allocator,
+            page_size=info.page_size,
+            max_batch_size=info.max_batch_size,
+            max_num_tokens=info.max_num_tokens,
+            rope=self.rope,
+        )
+        self.stats = EngineStats()
+        self._detokenizers: dict[int, Detokenizer] = {}
+
+    @property
+    def capacity(self) -> int:
+        """Most tokens, prompt included, that one sequence can have."""
+        return min(self.cache.info.max_seq_len, self.cache.allocator.num_usable * self.cache.info.page_size)
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams) -> list[Request]:
+        """Queue a prompt; return its `params.n` outputs, which `step` completes.
+
+        Raises `UsageError` if the prompt is empty or too long.
+        """
+        self._check_prompt(prompt, room_for=1)
+        if params.stop and self.tokenizer is None:
+            raise UsageError("stop texts need a tokenizer and the checkpoint has none", hint="Use stop_token_ids")
+        outputs = [Request(list(prompt), params, make_generator(params, index)) for index in range(params.n)]
+        for output in outputs:
+            self.scheduler.add(output)
+        return outputs
+
+    def run(self, on_step: Callable[[Step], None] | None = None) -> None:
+        """Step until every output is finished; after an error nothing is left queued."""
+        try:
+            while self.scheduler.busy:
+                step = self.step()
+                if on_step is not None:
+                    on_step(step)
+        finally:
+            self.scheduler.abort()
+            self._detokenizers.clear()
+
+    @torch.inference_mode()
+    def step(self) -> Step:
+        """Run one forward pass and choose the next token of every sequence that it completes."""
+        start = time.perf_counter()
+        step = self.scheduler.schedule()
+        self.cache.info.set_batch(
+            step.token_ids(), step.starts(), step.lengths(), step.pages(), rope_length=step.rope_length
+        )
+        logits = self.cache.logits(self.gm)
+        complete = [(row, chunk) for row, chunk in enumerate(step.chunks) if chunk.completes]
+        self._count(step, len(complete))
+        for chunk in step.chunks:
+            self.scheduler.complete(chunk)
+        self._choose(logits, complete)
+        self.stats.seconds += time.perf_counter() - start
+        return step
+
+    @torch.inference_mode()
+    def logits(self, input_ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+        """Return the logits of every token of one prompt, [tokens, vocabulary] float32 on the CPU.
+
+        The prompt is prefilled in chunks through the same graph that generates. Raises `UsageError` if it is too long.
+        """
+        tokens = np.asarray(torch.as_tensor(input_ids).flatten().tolist(), dtype=np.int64)
+        self._check_prompt(tokens.tolist(), room_for=0)
+        info, allocator = self.cache.info, self.cache.allocator
+        pages = allocator.take(-(-len(tokens) // info.page_size))
+        try:
+            return torch.cat(list(self._prefill_logits(tokens, np.array([pages]))))
+        finally:
+            allocator.give_back(pages)
+
+    def _prefill_logits(self, tokens: np.ndarray[Any, Any], pages: np.ndarray[Any, Any]) -> list[torch.Tensor]:
+        chunk, parts = min(_LOGITS_CHUNK, self.cache.info.max_num_tokens), []
+        table = self.rope.table(len(tokens)) if self.rope else 0
+        for start in range(0, len(tokens), chunk):
+            part = tokens[start : start + chunk]
+            self.cache.info.set_batch(
+                part, np.array([start]), np.array([len(part)]), pages, np.arange(len(part)), rope_length=table
+            )
+            parts.append(self.cache.logits(self.gm).float().cpu())
+        return parts
+
+    def _check_prompt(self, prompt: Sequence[int], *, room_for: int) -> None:
+        if not len(prompt):
+            raise UsageError("a prompt has no tokens", hint="Give at least one token")
+        if len(prompt) + room_for > self.capacity:
+            raise UsageError(
+                f"a prompt has {len(prompt)} tokens and a sequence can have {self.capacity} in all",
+                hint="Shorten it, or raise max_seq_len (and the cache's max_tokens)",
+            )
+
+    def _count(self, step: Step, completed: int) -> None:
+        self.stats.steps += 1
+        self.stats.generated_tokens += completed
+        self.stats.prompt_tokens += step.num_tokens - sum(chunk.sequence.num_pending == 1 for chunk in step.chunks)
+        self.stats.preemptions = self.scheduler.num_preemptions
+        self.stats.graph_replays = getattr(self.gm, "replays", 0)
+
+    def _choose(self, logits: torch.Tensor, complete: list[tuple[int, Chunk]]) -> None:
+        if not complete:
+            return
+        sequences = [chunk.sequence for _, chunk in complete]
+        rows = [row for row, _ in complete]
+        wanted = logits[: len(rows)] if rows == list(range(len(rows))) else logits[rows]
+        choices = sample(wanted, [each.params for each in sequences], [each.generator for each in sequences])
+        for sequence, choice in zip(sequences, choices, strict=True):
+            self.scheduler.append(sequence, choice.token)
+            if sequence.params.logprobs is not None:
+                sequence.logprobs.append(choice.logprobs)
+            if (reason := self._finish_reason(sequence)) is not None:
+                self.scheduler.finish(sequence, reason)
+                self._set_text(sequence)
+
+    def _finish_reason(self, sequence: Request) -> FinishReason | None:
+        params, token = sequence.params, sequence.tokens[-1]
+        if token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos):
+            return "stop"
+        if params.stop and self._stop_position(sequence) is not None:
+            return "stop"
+        if len(sequence.generated) >= params.max_tokens or len(sequence.tokens) >= self.capacity:
+            return "length"
+        return None
+
+    def _stop_position(self, sequence: Request) -> int | None:
+        """Return where in the text the first stop text begins."""
+        assert self.tokenizer is not None
+        detokenizer = self._detokenizers.setdefault(id(sequence), Detokenizer(self.tokenizer))
+        text = detokenizer.update(sequence.generated)
+        found = [position for stop in sequence.params.stop if (position := text.find(stop)) >= 0]
+        return min(found, default=None)
+
+    def _set_text(self, sequence: Request) -> None:
+        if self.tokenizer is None:
+            return
+        if sequence.params.stop:
+            position = self._stop_position(sequence)
+            text = self._detokenizers.pop(id(sequence)).text
+            sequence.text = self.tokenizer.decode(sequence.generated) if position is None else text[:position]
+        else:
+            sequence.text = self.tokenizer.decode(sequence.generated)

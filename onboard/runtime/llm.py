@@ -1,0 +1,182 @@
+"""`LLM`: an onboarded model as a Python object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pydantic import ValidationError
+
+from onboard.config import DType, RuntimeConfig
+from onboard.errors import UsageError
+from onboard.hub import open_source
+from onboard.registry import config_path, find_entry
+from onboard.runtime.build import build_engine
+from onboard.runtime.engine import Engine
+from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.scheduler import FinishReason, Request, Step
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One output of a prompt."""
+
+    text: str
+    """Without special tokens and without the stop text; empty when the checkpoint has no tokenizer."""
+    token_ids: list[int]
+    finish_reason: FinishReason
+    logprobs: list[dict[int, float]] | None
+    """One mapping a token, from token ids to log-probabilities, when `SamplingParams.logprobs` is set."""
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What came of one prompt: `n` outputs, the first of which is also reachable directly."""
+
+    prompt: str | None
+    """None for a prompt that was given as tokens."""
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+
+    @property
+    def text(self) -> str:
+        """The first output's text."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The first output's tokens."""
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first output ended."""
+        return self.outputs[0].finish_reason
+
+    @property
+    def logprobs(self) -> list[dict[int, float]] | None:
+        """The first output's log-probabilities."""
+        return self.outputs[0].logprobs
+
+
+class LLM:
+    """A model that was onboarded under `root`, ready to generate.
+
+    `model` is a local folder, a Hugging Face id or a name in the root's registry; `root` defaults to the current
+    folder. `config` (a path, a mapping or a `RuntimeConfig`) replaces the model's registered configuration.
+    `device="auto"` is a GPU where there is one; `dtype="auto"` the checkpoint's there, float32 on the CPU.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        root: str | Path | None = None,
+        device: str = "auto",
+        dtype: DType = "auto",
+        world_size: int = 1,
+        config: str | Path | Mapping[str, Any] | RuntimeConfig | None = None,
+    ) -> None:
+        folder = Path.cwd() if root is None else Path(root).expanduser()
+        runtime = resolve_config(str(model), folder, config)
+        overrides = {"device": device, "dtype": dtype, "world_size": world_size}
+        defaults = {"device": "auto", "dtype": "auto", "world_size": 1}
+        changed = {key: value for key, value in overrides.items() if value != defaults[key]}
+        self.runtime = _validated({**runtime.model_dump(exclude_unset=True), **changed})
+        source = open_source(self.runtime.model, revision=self.runtime.revision)
+        checkpoint = source.files() if self.runtime.skip_loading_weights else source.weights()
+        self.engine: Engine = build_engine(checkpoint, self.runtime, root=folder, model=str(model))
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        on_step: Callable[[Step], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for one prompt (a text, or its tokens) or several; return one result a prompt, in order.
+
+        `sampling_params` is one for all or one a prompt; `on_step` is called after each forward pass.
+        """
+        batch = _as_batch(prompts)
+        params = _as_params(sampling_params, len(batch))
+        encoded = [self._encode(prompt) for prompt in batch]
+        try:
+            pending = [self.engine.submit(ids, each) for ids, each in zip(encoded, params, strict=True)]
+        except UsageError:
+            self.engine.scheduler.abort()
+            raise
+        self.engine.run(on_step)
+        return [
+            RequestOutput(prompt if isinstance(prompt, str) else None, ids, [_completion(each) for each in outputs])
+            for prompt, ids, outputs in zip(batch, encoded, pending, strict=True)
+        ]
+
+    def logits(self, input_ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
+        """Return the logits of every token of one prompt, [tokens, vocabulary] float32 on the CPU."""
+        return self.engine.logits(input_ids)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return [int(token) for token in prompt]
+        if self.engine.tokenizer is None:
+            raise UsageError("the checkpoint has no tokenizer", hint="Give prompts as lists of token ids")
+        return self.engine.tokenizer.encode(prompt)
+
+
+def resolve_config(
+    model: str, root: Path, config: str | Path | Mapping[str, Any] | RuntimeConfig | None = None
+) -> RuntimeConfig:
+    """Return the configuration to run `model` with: the given one, else the registered one, else the defaults."""
+    if isinstance(config, RuntimeConfig):
+        values = config.model_dump(exclude_unset=True)
+    elif isinstance(config, Mapping):
+        values = dict(config)
+    else:
+        entry = find_entry(model, root) if config is None else None
+        path = config_path(root, entry.config_id) if entry else config
+        values = _read_yaml(Path(path)) if path is not None else {}
+    return _validated({**values, "model": values.get("model") or model})
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UsageError(f"the configuration {path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"the configuration {path} is not a mapping")
+    return values
+
+
+def _validated(values: dict[str, Any]) -> RuntimeConfig:
+    try:
+        return RuntimeConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"the configuration's {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    return [items] if items and all(isinstance(item, int) for item in items) else items  # type: ignore[list-item, return-value]
+
+
+def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise UsageError(f"there are {count} prompts and {len(params)} sampling parameters", hint="Give one for each")
+    return list(params)
+
+
+def _completion(output: Request) -> Completion:
+    assert output.finish_reason is not None
+    logprobs = output.logprobs if output.params.logprobs is not None else None
+    return Completion(output.text, output.generated, output.finish_reason, logprobs)

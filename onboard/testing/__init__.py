@@ -1,0 +1,19 @@
+"""What generated equivalence tests import: the reference and the generated model, their inputs, and the comparison."""
+
+from onboard.testing.calls import Call, record_calls
+from onboard.testing.compare import assert_rmse_close, rmse_ratio
+from onboard.testing.models import copy_weights, generated_causal_lm, hf_causal_lm, randomize_
+from onboard.testing.prompts import fresh_seed, random_prompt
+
+__all__ = [
+    "Call",
+    "assert_rmse_close",
+    "copy_weights",
+    "fresh_seed",
+    "generated_causal_lm",
+    "hf_causal_lm",
+    "random_prompt",
+    "randomize_",
+    "record_calls",
+    "rmse_ratio",
+]

@@ -1,0 +1,104 @@
+"""The inputs and outputs of a model's blocks, recorded while the whole model runs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+
+@dataclass
+class Call:
+    """One call of a Hugging Face block: its arguments by name, in the order of its signature, and what it returned."""
+
+    arguments: dict[str, Any]
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    """The tensors of the returned value, in order."""
+
+    def replay(self, block: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Call the generated `block` with these arguments, by name; return pairs of its tensors and Hugging Face's.
+
+        A generated block takes fewer arguments than its original (no masks, no caches), never others; only its first
+        one may have another name. It may also return less: attention gives no weights.
+        """
+        with torch.no_grad():
+            actual = tensors(block(**self._arguments_for(block)))
+        assert 0 < len(actual) <= len(self.outputs), (
+            f"{type(block).__name__} returns {len(actual)} tensors, Hugging Face {len(self.outputs)}"
+        )
+        return list(zip(actual, self.outputs, strict=False))
+
+    def _arguments_for(self, block: nn.Module) -> dict[str, Any]:
+        arguments = {}
+        for position, (name, parameter) in enumerate(inspect.signature(block.forward).parameters.items()):
+            if name in self.arguments:
+                arguments[name] = self.arguments[name]
+            elif position == 0:
+                arguments[name] = next(iter(self.arguments.values()))
+            else:
+                assert parameter.default is not inspect.Parameter.empty, (
+                    f"{type(block).__name__} wants {name!r}, Hugging Face gives {sorted(self.arguments)}"
+                )
+        return arguments
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in a returned value, in order."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def record_calls(
+    model: nn.Module, paths: Iterable[str], prompts: Iterable[dict[str, torch.Tensor]]
+) -> dict[str, list[Call]]:
+    """Run `model` on each of `prompts`; return the calls of the submodule at each path, in the order they came in."""
+    calls: dict[str, list[Call]] = {path: [] for path in paths}
+    handles = []
+    for path, found in calls.items():
+        block = model.get_submodule(path)
+        before, after = _hooks(block, found)
+        handles += [
+            block.register_forward_pre_hook(before, with_kwargs=True),
+            block.register_forward_hook(after),
+        ]
+    with torch.no_grad():
+        for prompt in prompts:
+            model(**prompt, use_cache=False)
+    for handle in handles:
+        handle.remove()
+    unused = [path for path, found in calls.items() if not found]
+    assert not unused, f"the model never called {unused}"
+    return calls
+
+
+def _hooks(block: nn.Module, found: list[Call]) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return hooks that add the block's calls to `found`; copies, since a model may work in place."""
+    signature = inspect.signature(block.forward)
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append(Call(_flatten(signature.bind(*args, **kwargs), _copied)))
+
+    def after(_: nn.Module, __: Any, output: Any) -> None:
+        found[-1].outputs = [tensor.clone() for tensor in tensors(output)]
+
+    return before, after
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _flatten(bound: inspect.BoundArguments, copy: Callable[[Any], Any]) -> dict[str, Any]:
+    """Name the arguments: `**kwargs` by their own names; cos and sin of `position_embeddings` also singly."""
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        keyword = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        named |= value if keyword else {name: value}
+    named = {name: pytree.tree_map(copy, value) for name, value in named.items()}
+    if isinstance(pair := named.get("position_embeddings"), tuple) and len(pair) == 2:
+        named |= dict(zip(("cos", "sin"), pair, strict=True))
+    return named

@@ -1,0 +1,50 @@
+"""Comparison of two tensors by the ratio of root mean squares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One comparison that a test made."""
+
+    label: str
+    error: float
+    tolerance: float
+
+
+MEASUREMENTS: list[Measurement] = []
+"""Comparisons since the plugin (`onboard.testing.plugin`) last looked, in order."""
+
+
+def rmse_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return rmse(actual - expected) / rmse(expected), in float64; NaN where either has one or `expected` is 0.
+
+    A few outliers do not decide it, and it has no unit, so that one limit serves tensors of any scale.
+    """
+    actual, expected = actual.detach().double(), expected.detach().double()
+    return ((actual - expected).square().mean().sqrt() / expected.square().mean().sqrt()).item()
+
+
+def assert_rmse_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float, label: str) -> None:
+    """Fail unless both have one shape and their `rmse_ratio` is at most `tolerance`; a NaN never passes."""
+    assert actual.shape == expected.shape, (
+        f"{label}: the shape is {list(actual.shape)}, expected {list(expected.shape)}"
+    )
+    error = rmse_ratio(actual, expected.to(actual.device))
+    MEASUREMENTS.append(Measurement(label, error, tolerance))
+    if not error <= tolerance:  # so written, a NaN fails
+        raise AssertionError(
+            f"{label}: rmse ratio {error:.2e}, at most {tolerance:.0e} is allowed; {_worst(actual, expected)}"
+        )
+
+
+def _worst(actual: torch.Tensor, expected: torch.Tensor) -> str:
+    """Name the element that differs most (a NaN counts as most), with both values."""
+    actual, expected = actual.detach().double().cpu(), expected.detach().double().cpu()
+    flat = int((actual - expected).abs().nan_to_num(nan=float("inf")).argmax())
+    index = [int(i) for i in torch.unravel_index(torch.tensor(flat), expected.shape)]
+    return f"at {index} it gives {actual.flatten()[flat]:.8g}, expected {expected.flatten()[flat]:.8g}"

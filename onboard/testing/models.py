@@ -1,0 +1,86 @@
+"""The two models of an equivalence test: Hugging Face's and the generated one, with the same random weights."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from onboard.modeling import registered_model
+
+
+def hf_causal_lm(
+    model_class: Any, config: Any, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """Return Hugging Face's model with eager attention and random weights everywhere."""
+    model: nn.Module = model_class._from_config(config, attn_implementation="eager", dtype=dtype)
+    randomize_(model, seed)
+    return model.to(device).eval()
+
+
+def generated_causal_lm(
+    model_file: Path, config: Any, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """Return the model of a generated model file for `config`; its parameters have `dtype`."""
+    with _default_dtype(dtype):  # not .to(dtype): that would round the float32 tables of RoPE too
+        model = generated_class(model_file, type(config).__name__)(config)
+    return model.to(device).eval()
+
+
+def generated_class(model_file: Path, config_class: str) -> type[nn.Module]:
+    """Execute a generated model file and return the class that it registers for `config_class`.
+
+    The file is always executed afresh: another root's file may have registered the same config class since.
+    """
+    module_spec = importlib.util.spec_from_file_location(model_file.stem, model_file)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module_spec.loader.exec_module(importlib.util.module_from_spec(module_spec))
+    return registered_model(config_class)
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@torch.no_grad()
+def randomize_(module: nn.Module, seed: int) -> None:
+    """Fill every parameter and persistent buffer of `module` with random values that keep activations near one.
+
+    Matrices are normal with variance 2 / (rows + columns) (Glorot and Bengio 2010). Vectors (norm weights, biases,
+    sinks) scatter around the value that they were initialised to, because ones and zeros hide mistakes.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in _distinct_tensors(module):
+        noise = torch.randn(tensor.shape, generator=generator)
+        if tensor.dim() >= 2:
+            tensor.copy_(noise * (2 / (tensor.shape[-1] + tensor.shape[-2])) ** 0.5)
+        else:
+            tensor.copy_(tensor.float().mean().cpu() + 0.2 * noise)
+
+
+def _distinct_tensors(module: nn.Module) -> list[torch.Tensor]:
+    """The floating-point tensors of the state dict, a tied one once."""
+    floating = [tensor for tensor in module.state_dict().values() if tensor.is_floating_point()]
+    return list({tensor.data_ptr(): tensor for tensor in floating}.values())
+
+
+def copy_weights(source: nn.Module, target: nn.Module) -> None:
+    """Load the state dict of `source` into `target`; a name or shape that only one of them has is an error."""
+    expected, found = source.state_dict(), target.state_dict()
+    assert expected.keys() == found.keys(), (
+        f"parameter names differ: missing {sorted(expected.keys() - found.keys())},"
+        f" unexpected {sorted(found.keys() - expected.keys())}"
+    )
+    target.load_state_dict(expected, strict=True)

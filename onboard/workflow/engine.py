@@ -1,0 +1,277 @@
+"""Runs the phases of a model in order, skips those whose inputs did not change, and remembers each as it ends.
+
+Before a phase that changes files starts, the state says "running"; after it, "done" with the digests of what it left.
+So a run that was killed anywhere repeats at most the phase it was in, and a phase writes the same files each time.
+The first phase judges the input: when it fails, nothing under the root has changed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from onboard.config import suggest
+from onboard.errors import OnboardError, UsageError
+from onboard.hub import open_source
+from onboard.workflow.files import FileWriter
+from onboard.workflow.lock import STAGING, WORK, check_writable, exclusive, slug
+from onboard.workflow.outcome import PhaseOutcome, RunOutcome
+from onboard.workflow.phase import Phase, PhaseResult, RunContext, RunOptions
+from onboard.workflow.state import STATE_FILE, Artifact, PhaseRecord, RunState, current_versions, hash_inputs
+from onboard.workflow.worklog import Worklog
+
+PHASES = ("gather", "survey")
+"""The phases in order; each is a module of `onboard.workflow.phases`."""
+
+
+class Observer(Protocol):
+    """Who is told about progress."""
+
+    def waiting(self) -> None:
+        """Another run has the model's lock."""
+
+    def started(self, name: str) -> None:
+        """A phase begins its work."""
+
+    def finished(self, outcome: PhaseOutcome) -> None:
+        """A phase is done, skipped or failed."""
+
+
+def load_phases() -> list[Phase]:
+    """Return an instance of every phase, in order."""
+    return [load_phase(name) for name in PHASES]
+
+
+def load_phase(name: str) -> Phase:
+    """Import the module of a phase and return an instance of the one phase class that it defines."""
+    module = importlib.import_module(f"onboard.workflow.phases.{name}")
+    classes = [value for value in vars(module).values() if _is_phase_of(value, module.__name__)]
+    assert len(classes) == 1, f"{module.__name__} defines {len(classes)} phases"
+    phase: Phase = classes[0]()
+    assert phase.name == name, f"{module.__name__} defines the phase {phase.name}"
+    return phase
+
+
+def _is_phase_of(value: object, module: str) -> bool:
+    return (
+        inspect.isclass(value)
+        and issubclass(value, Phase)
+        and not inspect.isabstract(value)
+        and value.__module__ == module
+    )
+
+
+def open_run(model: str, root: Path, options: RunOptions) -> RunContext:
+    """Return the context for onboarding `model` under `root`; nothing is fetched or written yet."""
+    root = root.expanduser().resolve()
+    work_dir = root / WORK / slug(model)
+    return RunContext(
+        model=model,
+        root=root,
+        work_dir=work_dir,
+        options=options,
+        files=FileWriter(dry_run=options.dry_run, staging=work_dir / STAGING),
+        worklog=Worklog(None if options.dry_run else work_dir / "worklog.md"),
+        source=open_source(model, revision=options.revision, offline=options.offline),
+    )
+
+
+@dataclass
+class Engine:
+    """Runs phases; `observer` hears of each."""
+
+    phases: Sequence[Phase]
+    observer: Observer
+
+    def run(
+        self, context: RunContext, *, until: str | None = None, from_: str | None = None, fresh: bool = False
+    ) -> RunOutcome:
+        """Run the phases up to `until`.
+
+        Args:
+            context: the model's run.
+            until: the last phase to run; None: all of them.
+            from_: rerun from this phase on, whatever the state says; those before it are taken as they are.
+            fresh: rerun every phase.
+
+        Returns:
+            What happened, failures included; only a wrong request raises.
+
+        Raises:
+            UsageError: there is no such phase, or `from_` comes after `until`.
+            OnboardError: the root cannot be written, the state cannot be read, or a phase before `from_` never ran.
+        """
+        selected = self._select(until, from_)
+        context.options.weights = not context.options.dry_run and any(phase.needs_weights for phase in selected)
+        if context.options.dry_run:
+            return _Run(context, self.observer, from_, fresh).run(selected)
+        check_writable(context.root)
+        with exclusive(context.work_dir, waiting=self.observer.waiting):
+            return _Run(context, self.observer, from_, fresh).run(selected)
+
+    def _select(self, until: str | None, from_: str | None) -> list[Phase]:
+        names = [phase.name for phase in self.phases]
+        for name in (until, from_):
+            if name is not None and name not in names:
+                raise UsageError(f"there is no phase {name!r}", hint=suggest(name, names))
+        end = names.index(until) + 1 if until else len(names)
+        if from_ in names[end:]:
+            raise UsageError(f"the phase {from_} comes after {until}", hint=f"The order is {', '.join(names)}")
+        return list(self.phases[:end])
+
+
+class _Run:
+    """One pass over the phases of a model, with its lock held."""
+
+    def __init__(self, context: RunContext, observer: Observer, from_: str | None, fresh: bool) -> None:
+        self.context = context
+        self.observer = observer
+        self.versions = current_versions()
+        self.state = RunState(model=context.model) if fresh else RunState.load(context.work_dir, context.model)
+        self.state.versions = self.versions
+        self.from_ = from_
+        self.forced = fresh
+        self.keep_earlier = from_ is not None
+        self.first = True
+        self.input_hash = ""
+        self.executing = False
+
+    def run(self, phases: Sequence[Phase]) -> RunOutcome:
+        """Run or skip each phase until one fails."""
+        outcome = RunOutcome(self.context.model, self.context.root)
+        for phase in phases:
+            if phase.name == self.from_:
+                self.forced, self.keep_earlier = True, False
+            result = self._step(phase)
+            outcome.phases.append(result)
+            self.observer.finished(result)
+            if outcome.status != "done":
+                break
+            self.first = False
+        return outcome
+
+    def _step(self, phase: Phase) -> PhaseOutcome:
+        started = time.monotonic()
+        self.input_hash, self.executing = "", False
+        try:
+            result = self._skip_or_run(phase)
+        except OnboardError as error:
+            result = PhaseOutcome(phase.name, "failed", error=str(error), exception=error)
+        except KeyboardInterrupt as error:
+            result = PhaseOutcome(phase.name, "interrupted", error="interrupted", exception=error)
+        # A defect of ours must not cost the record of the run; the command line reports it as an internal error.
+        except Exception as error:
+            text = f"internal error in {phase.name}: {type(error).__name__}: {error}"
+            result = PhaseOutcome(phase.name, "failed", error=" ".join(text.split()), exception=error)
+        result.seconds = 0.0 if result.status == "skipped" else time.monotonic() - started
+        if self.executing:
+            self._record(phase, result)
+        return result
+
+    def _skip_or_run(self, phase: Phase) -> PhaseOutcome:
+        record = self.state.phases.get(phase.name)
+        if self.keep_earlier:
+            return self._keep(phase, record)
+        if self.context.options.dry_run:
+            return self._rehearse(phase, record)
+        self.input_hash = hash_inputs(phase.inputs(self.context), self.versions)
+        if record is not None and self._is_current(phase, record):
+            return _skipped(phase, record, "unchanged")
+        if record is not None and not self.forced:
+            self._refuse_to_overwrite_edits(phase, record)
+        return self._execute(phase)
+
+    def _execute(self, phase: Phase) -> PhaseOutcome:
+        self.executing = True
+        self.observer.started(phase.name)
+        if not self.first and not self.context.options.dry_run:
+            self._save(phase, PhaseRecord(status="running", input_hash=self.input_hash))
+        result: PhaseResult = phase.run(self.context)
+        return PhaseOutcome(phase.name, "done", summary=result.summary, artifacts=result.artifacts)
+
+    def _rehearse(self, phase: Phase, record: PhaseRecord | None) -> PhaseOutcome:
+        """Run a phase whose writes are only collected; one that reads what only a real run makes is planned."""
+        try:
+            self.input_hash = hash_inputs(phase.inputs(self.context), self.versions)
+            if record is not None and self._is_current(phase, record):
+                return _skipped(phase, record, "unchanged")
+            return self._execute(phase)
+        except FileNotFoundError as error:
+            missing = Path(error.filename or "")
+            if not missing.is_relative_to(self.context.root):
+                raise
+            return PhaseOutcome(phase.name, "planned", summary=f"would run once {missing.name} is there")
+
+    def _keep(self, phase: Phase, record: PhaseRecord | None) -> PhaseOutcome:
+        if record is None or record.status != "done" or not self._artifacts_exist(record):
+            raise OnboardError(f"the phase {phase.name} has no complete result yet", hint="Run without --from")
+        return _skipped(phase, record, f"kept, as --from {self.from_} asks")
+
+    def _is_current(self, phase: Phase, record: PhaseRecord) -> bool:
+        return (
+            not self.forced
+            and record.status == "done"
+            and record.input_hash == self.input_hash
+            and self._artifacts_exist(record)
+            and not (self._edited(record) - phase.editable - phase.shared)
+        )
+
+    def _artifacts_exist(self, record: PhaseRecord) -> bool:
+        return all((self.context.root / artifact.path).exists() for artifact in record.artifacts.values())
+
+    def _edited(self, record: PhaseRecord) -> set[str]:
+        return {
+            name
+            for name, artifact in record.artifacts.items()
+            if artifact.sha256 is not None
+            and self.context.files.digest(self.context.root / artifact.path) not in (None, artifact.sha256)
+        }
+
+    def _refuse_to_overwrite_edits(self, phase: Phase, record: PhaseRecord) -> None:
+        if edited := sorted(self._edited(record) & phase.editable):
+            path = record.artifacts[edited[0]].path
+            raise OnboardError(
+                f"{path} was edited, and what {phase.name} made it from has changed since",
+                hint=f"--from {phase.name} makes it anew; --from a later phase keeps the edits",
+            )
+
+    def _record(self, phase: Phase, outcome: PhaseOutcome) -> None:
+        """Remember a phase that ran. The first one leaves no trace unless it succeeded; a dry run never does."""
+        if self.context.options.dry_run or outcome.status == "interrupted" or (self.first and outcome.status != "done"):
+            return
+        record = PhaseRecord(
+            status="done" if outcome.status == "done" else "failed",
+            input_hash=self.input_hash,
+            seconds=round(outcome.seconds, 3),
+            summary=outcome.summary,
+            error=outcome.error,
+            artifacts={name: self._artifact(path) for name, path in outcome.artifacts.items()},
+        )
+        self._save(phase, record)
+        self.context.worklog.append(f"{phase.name}: {outcome.status} in {outcome.seconds:.1f} s", _story(outcome))
+
+    def _artifact(self, path: str) -> Artifact:
+        return Artifact(path=path, sha256=self.context.files.digest(self.context.root / path))
+
+    def _save(self, phase: Phase, record: PhaseRecord) -> None:
+        self.state.phases[phase.name] = record
+        self.context.files.write(self.context.artifact(STATE_FILE), self.state.text())
+
+
+def _skipped(phase: Phase, record: PhaseRecord, why: str) -> PhaseOutcome:
+    artifacts = {name: artifact.path for name, artifact in record.artifacts.items()}
+    return PhaseOutcome(phase.name, "skipped", summary=why, artifacts=artifacts)
+
+
+def _story(outcome: PhaseOutcome) -> str:
+    """Return the worklog's text about a phase, with the traceback of a defect."""
+    lines = [outcome.summary, outcome.error, *(f"- {name}: {path}" for name, path in outcome.artifacts.items())]
+    if outcome.exception is not None and not isinstance(outcome.exception, OnboardError):
+        lines += ["```", *traceback.format_exception(outcome.exception), "```"]
+    return "\n".join(line for line in lines if line)

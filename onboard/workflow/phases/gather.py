@@ -1,0 +1,139 @@
+"""gather: fetch config, code and tokenizer, and refuse what cannot be onboarded before anything is written."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from onboard.errors import ConsentRequiredError, OnboardError
+from onboard.gpu import device_memory, gigabytes
+from onboard.hub import has_weights
+from onboard.workflow.phase import Phase, PhaseResult, RunContext
+from onboard.workflow.size import ModelSize, build_on_meta, estimate_size
+from onboard.workflow.weights import check_weights
+
+ARTIFACT = "gather.json"
+
+
+class Gather(Phase):
+    """Everything that comes from outside: the model's files, its size, and whether it is fit to go on with."""
+
+    name = "gather"
+
+    def inputs(self, context: RunContext) -> dict[str, Any]:
+        """Depend on the model's files and on the options that decide what is refused."""
+        options = context.options
+        return {
+            "model": context.model,
+            "revision": context.source.revision,
+            "files": fingerprint(context.source.files()) if context.source.revision is None else None,
+            "device": options.device,
+            "dtype": options.dtype,
+            "trust_remote_code": options.trust_remote_code,
+        }
+
+    def run(self, context: RunContext) -> PhaseResult:
+        """Check config, architecture, code, memory and weights, in the order of what they cost."""
+        config = context.source.config()
+        folder = context.source.files()
+        remote_code = require_consent_for_code(config, trusted=context.options.trust_remote_code)
+        require_causal_lm(config)
+        build_on_meta(folder, trust_remote_code=remote_code)
+        size = estimate_size(context.source, context.options.dtype, trust_remote_code=remote_code)
+        memory = check_memory(size, context)
+        weights = _gather_weights(context, folder)
+        facts = _facts(context, config, folder, size) | {
+            "remote_code": remote_code,
+            "memory": memory,
+            "weights": weights,
+        }
+        path = context.write_json(ARTIFACT, facts)
+        return PhaseResult({"gather": context.relative(path)}, f"{size}, {memory}, weights {weights}")
+
+
+def require_consent_for_code(config: dict[str, Any], *, trusted: bool) -> bool:
+    """Return whether the repository's own code is needed; raise `ConsentRequiredError` when it is and nobody agreed."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    model_type = config["model_type"]
+    if model_type in CONFIG_MAPPING_NAMES:
+        return False
+    if "AutoConfig" not in _auto_map(config):
+        raise OnboardError(
+            f"transformers does not know the model type {model_type!r}, and the model brings no code for it",
+            hint="A newer transformers may know it",
+        )
+    if not trusted:
+        raise ConsentRequiredError(
+            f"the model type {model_type!r} needs Python code from the model's repository",
+            hint="Read that code; then run again with --trust-remote-code",
+        )
+    return True
+
+
+def require_causal_lm(config: dict[str, Any]) -> None:
+    """Raise `OnboardError` unless the config names a decoder that predicts the next token."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if config.get("is_encoder_decoder"):
+        raise OnboardError(f"{config['model_type']} is an encoder-decoder", hint="Only causal language models work")
+    architectures = config.get("architectures") or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"])]
+    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    if architectures[0] not in known and "AutoModelForCausalLM" not in _auto_map(config):
+        found = architectures[0] or f"the model type {config['model_type']}"
+        raise OnboardError(f"{found} is not a causal language model", hint="Only causal language models work")
+
+
+def _auto_map(config: dict[str, Any]) -> dict[str, Any]:
+    auto_map = config.get("auto_map")
+    return auto_map if isinstance(auto_map, dict) else {}
+
+
+def check_memory(size: ModelSize, context: RunContext) -> str:
+    """Say whether the weights fit; raise `ConsentRequiredError` when they exceed the device's whole memory.
+
+    With --yes that is only said.
+    """
+    memory = device_memory(context.options.device)
+    if context.options.device == "cuda" and not memory.gpus:
+        raise OnboardError("the device cuda was asked for, and this system has no GPU", hint="Use --device cpu")
+    if size.bytes <= memory.total:
+        return f"fits in {memory}"
+    if context.options.yes:
+        return f"exceeds {memory}, accepted with --yes"
+    raise ConsentRequiredError(
+        f"This model requires ~{gigabytes(size.bytes)} GB but the system only has {memory}. "
+        "Onboarding is likely to fail at the run phase",
+        hint="Use --yes to go on all the same",
+    )
+
+
+def _gather_weights(context: RunContext, folder: Path) -> str:
+    """Check the weights that are here; fetch them first when a later phase of this run reads them."""
+    if context.options.weights:
+        folder = context.source.weights()
+    elif not has_weights(folder) and context.source.revision is not None:
+        return "not fetched yet"
+    check_weights(context.source.weights())
+    return "checked"
+
+
+def fingerprint(folder: Path) -> dict[str, list[int]]:
+    """Return size and modification time (ns) of every file in a local model folder."""
+    stats = {path.relative_to(folder).as_posix(): path.stat() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+
+
+def _facts(context: RunContext, config: dict[str, Any], folder: Path, size: ModelSize) -> dict[str, Any]:
+    small = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in {".json", ".py", ".txt"}]
+    return {
+        "model": context.model,
+        "revision": context.source.revision,
+        "model_type": config["model_type"],
+        "architectures": config.get("architectures"),
+        "parameters": size.parameters,
+        "bytes": size.bytes,
+        "size_from": size.basis,
+        "files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in small},
+    }

@@ -1,0 +1,57 @@
+"""Phase review: the rule-based reviewer reads the model file and its tests."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from onboard.agents.reviewer import Review, review
+from onboard.errors import OnboardError
+from onboard.workflow.phase import Phase, PhaseResult, RunContext
+from onboard.workflow.phases.digest import digest
+from onboard.workflow.phases.test import model_path, test_path
+
+
+class ReviewPhase(Phase):
+    """Each item of the checklist is PASS or FAIL, with file and line; one FAIL fails the phase."""
+
+    name = "review"
+
+    def inputs(self, context: RunContext) -> dict[str, Any]:
+        """The two files under review, the spec and the reviewer itself."""
+        return {
+            "model_file": digest(context.files, context.root / model_path(context)),
+            "test_file": digest(context.files, context.root / test_path(context)),
+            "spec": digest(context.files, context.artifact("spec.yaml")),
+            "reviewer": {path.name: digest(context.files, path) for path in sorted(_REVIEWER.glob("*.py"))},
+        }
+
+    def run(self, context: RunContext) -> PhaseResult:
+        """Review, write `review.json`, and fail with the first item that did not pass."""
+        result = _review(context)
+        path = context.write_json("review.json", result.as_json())
+        if failed := result.failed:
+            raise OnboardError(
+                f"review: {len(failed)} of {len(result.items)} items failed, first {failed[0].id}"
+                f" ({failed[0].title}): {failed[0].evidence[0]}",
+                hint=f"See {path.relative_to(context.root)}",
+            )
+        return PhaseResult(
+            {"review": str(path.relative_to(context.root))}, f"{len(result.items)} items reviewed, all passed"
+        )
+
+
+_REVIEWER = Path(__file__).resolve().parents[2] / "agents"
+
+
+def _review(context: RunContext) -> Review:
+    """Review the files as they are, or as a dry run would have written them."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for path in (model_path(context), test_path(context)):
+            copy = Path(folder, path)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(context.files.read(context.root / path), encoding="utf-8")
+            paths.append(copy)
+        return review(paths[0], paths[1], context.spec, root=Path(folder))

@@ -1,0 +1,121 @@
+"""Phase test: writes the equivalence tests of the model file and runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from onboard.codegen.test_file import TEMPLATE, generate_test_file
+from onboard.content import content_path
+from onboard.errors import OnboardError
+from onboard.workflow.phase import Phase, PhaseResult, RunContext
+from onboard.workflow.phases.digest import digest
+
+
+class TestPhase(Phase):
+    """Generated tests, bottom-up: block, layer, whole model, export, cached decode; all must pass."""
+
+    name = "test"
+    __test__ = False  # not a test class, whatever pytest thinks of its name
+
+    def inputs(self, context: RunContext) -> dict[str, Any]:
+        """The model file, the spec, the template, the libraries and the device."""
+        return {
+            "model_file": digest(context.files, context.root / model_path(context)),
+            "spec": digest(context.files, context.artifact("spec.yaml")),
+            "template": digest(context.files, content_path("templates", TEMPLATE, root=context.root)),
+            "versions": [torch.__version__, transformers.__version__],
+            "device": context.options.device,
+        }
+
+    def run(self, context: RunContext) -> PhaseResult:
+        """Write and run the tests; the first that fails, bottom-up, is the error."""
+        test_file = test_path(context)
+        context.files.write(context.root / test_file, generate_test_file(context.spec, context.root))
+        with _runnable_root(context) as root:
+            record = run_tests(root, test_file, gpu=context.options.device != "cpu")
+        context.write_json("tests.json", record)
+        tests = record["tests"]
+        if failed := [test for test in tests if test["status"] == "failed"]:
+            raise OnboardError(
+                f"{failed[0]['name']} failed ({len(failed)} of {len(tests)} tests did): {failed[0]['message']}",
+                hint=f"Repeat: {record['command']}",
+            )
+        artifacts = {
+            "test_file": str(test_file),
+            "tests": str(context.artifact("tests.json").relative_to(context.root)),
+        }
+        return PhaseResult(artifacts, _summary(tests))
+
+
+def model_path(context: RunContext) -> Path:
+    """Return the path of the model file under the root."""
+    return Path("models", f"modeling_{context.spec.family}.py")
+
+
+def test_path(context: RunContext) -> Path:
+    """Return the path of the generated tests under the root."""
+    return Path("tests", "equivalence", f"test_{context.spec.family}_modeling.py")
+
+
+@contextlib.contextmanager
+def _runnable_root(context: RunContext) -> Iterator[Path]:
+    """The root, or in a dry run a temporary one with the two files that the tests need."""
+    if not context.options.dry_run:
+        yield context.root
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for path in (model_path(context), test_path(context)):
+            copy = Path(folder, path)
+            copy.parent.mkdir(parents=True)
+            copy.write_text(context.files.read(context.root / path), encoding="utf-8")
+        yield Path(folder)
+
+
+def run_tests(root: Path, test_file: Path, gpu: bool) -> dict[str, Any]:
+    """Run a test file of `root` with pytest; return {command, output, tests}, `tests` as the plugin wrote them."""
+    seed = secrets.randbelow(2**31)
+    arguments = ["-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "onboard.testing.plugin"]
+    arguments += [str(test_file)] if gpu else ["-m", "not gpu", str(test_file)]
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder, "results.json")
+        process = subprocess.run(
+            [sys.executable, *arguments, "--onboard-results", str(results)],
+            cwd=root,
+            env={**os.environ, "ONBOARD_SEED": str(seed), "PYTHONDONTWRITEBYTECODE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        tests = json.loads(results.read_text(encoding="utf-8")) if results.exists() else []
+    if not tests:  # the file does not even import
+        raise OnboardError(f"pytest ran no test of {test_file}: {_last_error(process.stdout)}")
+    command = shlex.join(["python", *arguments])
+    return {"command": f"ONBOARD_SEED={seed} {command}", "output": process.stdout, "tests": tests}
+
+
+def _last_error(output: str) -> str:
+    """The last line in which pytest shows an error, or the last line."""
+    lines = output.strip().splitlines() or ["it printed nothing"]
+    return next((line for line in reversed(lines) if line.startswith("E ")), lines[-1]).removeprefix("E ").strip()
+
+
+def _summary(tests: list[dict[str, Any]]) -> str:
+    errors = [test["error"] for test in tests if test["error"] is not None and test["device"] == "cpu"]
+    passed = sum(test["status"] == "passed" for test in tests)
+    skipped = len(tests) - passed
+    worst = f", largest float32 error {max(errors):.1e}" if errors else ""
+    return f"{passed} tests passed{worst}" + (f"; {skipped} skipped (no CUDA device)" if skipped else "")

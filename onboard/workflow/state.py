@@ -1,0 +1,79 @@
+"""The state of a model's run: what each phase was given, what it left, and whether that still holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from onboard.errors import OnboardError
+
+Status = Literal["running", "done", "failed"]
+STATE_FILE = "state.json"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Artifact(_Record):
+    """A file that a phase wrote, relative to the root, and the sha256 of its content then."""
+
+    path: str
+    sha256: str | None = None
+
+
+class PhaseRecord(_Record):
+    """The last run of one phase."""
+
+    status: Status
+    input_hash: str
+    seconds: float = 0.0
+    summary: str = ""
+    error: str = ""
+    artifacts: dict[str, Artifact] = Field(default_factory=dict)
+
+
+class RunState(_Record):
+    """The content of `<root>/.onboard/<model>/state.json`."""
+
+    schema_version: Literal[1] = 1
+    model: str
+    versions: dict[str, str] = Field(default_factory=dict)
+    phases: dict[str, PhaseRecord] = Field(default_factory=dict)
+
+    @classmethod
+    def load(cls, work_dir: Path, model: str) -> RunState:
+        """Return the recorded state, or a fresh one when nothing ran yet."""
+        path = work_dir / STATE_FILE
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return cls(model=model)
+        except (ValidationError, ValueError, OSError) as error:
+            raise OnboardError(
+                f"{path} is not a state of this version", hint="Run with --fresh to start over"
+            ) from error
+
+    def text(self) -> str:
+        """Return the state as JSON."""
+        return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+
+
+def hash_inputs(inputs: Mapping[str, Any], versions: Mapping[str, str]) -> str:
+    """Return the sha256 of a phase's inputs together with the versions of the tool and its libraries."""
+    text = json.dumps({"inputs": inputs, "versions": versions}, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def current_versions() -> dict[str, str]:
+    """Return the versions that results depend on."""
+    from importlib.metadata import version
+
+    from onboard import __version__
+
+    return {"onboard": __version__, **{name: version(name) for name in ("torch", "transformers")}}

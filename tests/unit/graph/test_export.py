@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from graph_support import export, make_context, random_inputs, randomize, rmse
+from torch import fx
+
+from onboard.errors import OnboardError, UsageError
+from onboard.graph.factory import ModelFactory
+from onboard.graph.fx import graph_modules, nodes_of, placeholders
+
+
+@pytest.mark.parametrize("mode", ["generated", "hf"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_graph_computes_what_the_model_computes(tmp_path: Path, mode, tied: bool) -> None:
+    context = make_context(tmp_path, mode=mode, tie_word_embeddings=tied, attention_bias=True)
+    gm = export(context)
+    model = context.factory.build_model("cpu")
+    randomize(model, random.randrange(2**31))
+    gm.load_state_dict(model.state_dict(), strict=True, assign=True)
+
+    for batch, sequence in ((3, 11), (1, 1), (1, 7), (2, 1), (5, 16)):
+        inputs = random_inputs(batch, sequence)
+        with torch.no_grad():
+            assert rmse(gm(*inputs), model(*inputs).logits) < 1e-6
+
+
+def test_parameters_are_the_models_and_take_no_memory(tmp_path: Path) -> None:
+    context = make_context(tmp_path, tie_word_embeddings=True)
+    gm = export(context)
+    model = context.factory.build_model()
+
+    assert set(gm.state_dict()) == set(model.state_dict())
+    assert all(parameter.is_meta for parameter in gm.parameters())
+    assert gm.get_parameter("lm_head.weight") is gm.get_parameter("model.embed_tokens.weight")
+    assert gm.meta["tied_parameters"] == {"lm_head.weight": "model.embed_tokens.weight"}
+    torch.testing.assert_close(gm.get_buffer("model.rotary_emb.cos_cached"), model.model.rotary_emb.cos_cached)
+
+
+def test_inputs_and_output_are_plain(tmp_path: Path) -> None:
+    gm = export(make_context(tmp_path))
+
+    assert [node.target for node in placeholders(gm)] == ["input_ids", "position_ids"]
+    batch, sequence = placeholders(gm)[0].meta["val"].shape
+    assert isinstance(batch, torch.SymInt)
+    assert isinstance(sequence, torch.SymInt)
+    output = gm.graph.output_node().args[0]
+    assert isinstance(output, fx.Node)
+    assert output.meta["val"].shape[-1] == 97
+
+
+def test_canonical_ops_and_linears_stay_whole_and_know_their_module(tmp_path: Path) -> None:
+    gm = export(make_context(tmp_path))
+
+    assert len(nodes_of(gm, torch.ops.onboard.torch_attention)) == 2
+    assert len(nodes_of(gm, torch.ops.onboard.torch_rmsnorm)) == 5
+    linears = nodes_of(gm, torch.ops.aten.linear)
+    assert len(linears) == 2 * 7 + 1
+    stack = linears[0].meta["nn_module_stack"]
+    assert any(path.endswith("layers.0.self_attn.q_proj") for path, _ in stack.values())
+
+
+def test_no_run_time_checks_are_left(tmp_path: Path) -> None:
+    gm = export(make_context(tmp_path, mode="hf"))
+
+    assert not [node for node in gm.graph.nodes if "assert" in node.name or "guard" in node.name]
+    assert not gm._forward_pre_hooks
+    assert list(graph_modules(gm)) == [("", gm)]
+
+
+def test_parameters_have_the_runs_dtype_and_buffers_their_own(tmp_path: Path) -> None:
+    context = make_context(tmp_path)
+    context.factory.dtype = torch.bfloat16
+    gm = export(context)
+
+    assert {parameter.dtype for parameter in gm.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in gm.buffers()} == {torch.float32}
+
+
+def test_a_reduced_config_cuts_its_per_layer_lists(tmp_path: Path) -> None:
+    make_context(tmp_path, "qwen3", num_hidden_layers=4)
+    factory = ModelFactory(
+        tmp_path / "checkpoint", root=None, dtype=torch.float32, model_kwargs={"num_hidden_layers": 2}, mode="hf"
+    )
+
+    assert factory.config.num_hidden_layers == 2
+    assert len(factory.config.layer_types) == 2
+    assert len(factory.build_model().model.layers) == 2
+
+
+def test_an_unknown_config_key_names_the_nearest(tmp_path: Path) -> None:
+    make_context(tmp_path)
+    factory = ModelFactory(
+        tmp_path / "checkpoint", root=tmp_path, dtype=torch.float32, model_kwargs={"num_hiden_layers": 1}
+    )
+
+    with pytest.raises(UsageError, match="num_hidden_layers"):
+        _ = factory.config
+
+
+def test_a_missing_model_file_says_what_to_do(tmp_path: Path) -> None:
+    context = make_context(tmp_path, "qwen3")
+
+    with pytest.raises(OnboardError, match="Onboard the model first"):
+        context.factory.build_model()

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from graph_support import EXPORT, make_context, random_inputs, randomize, run_only
+from torch import fx, nn
+
+from onboard.content import content_path
+from onboard.errors import OnboardError, UsageError
+from onboard.graph.context import TransformContext
+from onboard.graph.fx import add_placeholder, copy_graphs, erase_dead_placeholders, fake_mode, nodes_of, placeholders
+from onboard.graph.pipeline import Pipeline, load_pipeline
+from onboard.graph.shapes import propagate_shapes
+from onboard.graph.transform import BaseTransform, Stages, TransformConfig, TransformInfo, transform_keys
+
+
+def test_default_pipeline_lists_every_shipped_transform_in_the_stage_of_its_folder() -> None:
+    default = yaml.safe_load(content_path("transforms", "default.yaml").read_text("utf-8"))
+
+    assert {key: fields["stage"] for key, fields in default.items()} == {
+        key: stage.value for key, stage in transform_keys().items()
+    }
+
+
+def test_transforms_are_sorted_by_stage_and_then_by_the_file() -> None:
+    stages = [transform.config.stage for transform in load_pipeline({})]
+
+    assert stages == sorted(stages, key=list(Stages).index)
+    assert [transform.key for transform in load_pipeline({})][:2] == ["build_model", "export_to_gm"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"export_to_gn": {}}, "export_to_gm"),
+        ({"export_to_gm": {"strictt": True}}, "'strict'"),
+        ({"export_to_gm": {"strict": "perhaps"}}, "export_to_gm.*strict.*perhaps"),
+        ({"export_to_gm": {"stage": "exporting"}}, "export_to_gm.*stage"),
+    ],
+)
+def test_a_wrong_override_names_the_place_and_the_remedy(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_pipeline(overrides)
+
+
+def test_history_has_one_json_entry_a_transform(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    context = make_context(tmp_path)
+    with caplog.at_level(logging.INFO, "onboard.pipeline"):
+        run_only(context, EXPORT, cleanup_noop_add={"enabled": False})
+
+    assert [entry.key for entry in context.history] == list(EXPORT)
+    assert [entry.enabled for entry in context.history] == [key != "cleanup_noop_add" for key in EXPORT]
+    assert all(entry.is_clean for entry in context.history)
+    assert json.loads(json.dumps([asdict(entry) for entry in context.history]))[1]["num_matches"] == 1
+    lines = [record for record in caplog.records if record.name == "onboard.pipeline"]
+    assert len(lines) == len(EXPORT)
+
+
+def test_dumps_are_readable_python_with_operator_counts(tmp_path: Path) -> None:
+    context = make_context(tmp_path)
+    wanted = [transform for transform in load_pipeline({}) if transform.key in EXPORT]
+    Pipeline(wanted, dump_dir=tmp_path / "dumps").run(context)
+
+    text = (tmp_path / "dumps" / "01_export_export_to_gm.py").read_text("utf-8")
+    assert "#     2  onboard.torch_attention.default" in text
+    compile(text, "dump", "exec")
+
+
+def test_the_observer_sees_the_module_after_each_transform(tmp_path: Path) -> None:
+    seen: list[tuple[str, bool]] = []
+    wanted = [transform for transform in load_pipeline({}) if transform.key in EXPORT]
+    Pipeline(wanted).run(
+        make_context(tmp_path), observer=lambda key, gm, context: seen.append((key, isinstance(gm, fx.GraphModule)))
+    )
+
+    assert seen == [(key, key != "build_model") for key in EXPORT]
+
+
+class _Breaking(BaseTransform[TransformConfig]):
+    key = "breaking"
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        assert isinstance(gm, fx.GraphModule)
+        gm.graph.output_node().args = (placeholders(gm)[0],)
+        raise RuntimeError("half way")
+
+
+class _Doubling(BaseTransform[TransformConfig]):
+    """Doubles the logits, leaves a dead node behind and says that the graph needs cleaning."""
+
+    key = "doubling"
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        assert isinstance(gm, fx.GraphModule)
+        output = gm.graph.output_node()
+        with gm.graph.inserting_before(output):
+            gm.graph.call_function(torch.ops.aten.neg.default, (output.args[0],))
+            output.args = (gm.graph.call_function(torch.ops.aten.mul.Tensor, (output.args[0], 2.0)),)
+        return gm, TransformInfo(num_matches=1)
+
+
+def _with(transform: BaseTransform[Any]) -> list[BaseTransform[Any]]:
+    return [*(each for each in load_pipeline({}) if each.key in EXPORT), transform]
+
+
+def test_a_failing_transform_is_undone_and_recorded(tmp_path: Path) -> None:
+    context = make_context(tmp_path)
+    breaking = _Breaking(TransformConfig(stage=Stages.POST_EXPORT, skip_on_error=True))
+    gm = Pipeline(_with(breaking)).run(context)
+
+    assert isinstance(gm, fx.GraphModule)
+    assert gm.graph.output_node().args[0] is not placeholders(gm)[0]
+    assert context.history[-1].error == "RuntimeError: half way"
+    assert context.history[-1].skipped
+    assert context.facts == ["breaking failed and was skipped: RuntimeError: half way"]
+
+
+def test_strict_turns_facts_into_errors(tmp_path: Path) -> None:
+    breaking = _Breaking(TransformConfig(stage=Stages.POST_EXPORT, skip_on_error=True))
+    with pytest.raises(OnboardError, match="half way"):
+        Pipeline(_with(breaking), strict=True).run(make_context(tmp_path))
+
+
+def test_a_failing_transform_fails_the_run_by_default(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="half way"):
+        Pipeline(_with(_Breaking(TransformConfig(stage=Stages.POST_EXPORT)))).run(make_context(tmp_path))
+
+
+def test_clean_up_and_shape_propagation_run_when_asked_for(tmp_path: Path) -> None:
+    context = make_context(tmp_path)
+    doubling = _Doubling(TransformConfig(stage=Stages.POST_EXPORT, run_shape_prop=True))
+    gm = Pipeline(_with(doubling)).run(context)
+
+    assert isinstance(gm, fx.GraphModule)
+    assert not nodes_of(gm, torch.ops.aten.neg)
+    logits = gm.graph.output_node().args[0]
+    assert isinstance(logits, fx.Node)
+    assert logits.meta["val"].shape[2] == 97
+    assert context.history[-1].is_clean
+    assert context.history[-1].has_valid_shapes
+
+
+def test_copied_graphs_share_tensors_and_keep_ties_and_persistence(tmp_path: Path) -> None:
+    gm = run_only(make_context(tmp_path, tie_word_embeddings=True), EXPORT)
+    randomize(gm, 3)
+    twin = copy_graphs(gm)
+    assert isinstance(twin, fx.GraphModule)
+    inputs = random_inputs(2, 5)
+
+    assert list(twin.state_dict()) == list(gm.state_dict())
+    assert twin.get_parameter("lm_head.weight") is gm.get_parameter("lm_head.weight")
+    torch.testing.assert_close(twin(*inputs), gm(*inputs), rtol=0, atol=0)
+    twin.graph.output_node().args = (placeholders(twin)[0],)
+    twin.recompile()
+    assert gm(*inputs).is_floating_point()
+
+
+def test_shapes_stay_symbolic_and_new_inputs_join_them(tmp_path: Path) -> None:
+    gm = run_only(make_context(tmp_path), EXPORT)
+    assert isinstance(gm, fx.GraphModule)
+    node = add_placeholder(gm, "extra", torch.zeros(4, dtype=torch.int32))
+
+    assert add_placeholder(gm, "extra", torch.zeros(4)) is node
+    assert [each.target for each in placeholders(gm)] == ["input_ids", "position_ids", "extra"]
+    assert node.meta["val"].fake_mode is fake_mode(gm)
+    for each in gm.graph.nodes:
+        if each.op not in ("placeholder", "output"):
+            each.meta.pop("val", None)
+    propagate_shapes(gm, torch.device("cpu"))
+    logits = gm.graph.output_node().args[0].meta["val"]
+    assert isinstance(logits.shape[0], torch.SymInt)
+    assert isinstance(logits.shape[1], torch.SymInt)
+    assert erase_dead_placeholders(gm) == ["extra"]
+
+
+class _Forgetful(BaseTransform[TransformConfig]):
+    key = "load_weights"
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        return gm, TransformInfo(is_clean=True)
+
+
+def test_a_tensor_without_weights_after_loading_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OnboardError, match=r"no weights after loading, for example .*weight"):
+        Pipeline(_with(_Forgetful(TransformConfig(stage=Stages.WEIGHT_LOAD)))).run(make_context(tmp_path))
+
+
+class _PlainAttention(BaseTransform[TransformConfig]):
+    key = "plain"
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        return gm, TransformInfo(is_clean=True, has_valid_shapes=True)
+
+
+def test_unmatched_attention_is_a_fact(tmp_path: Path) -> None:
+    context = make_context(tmp_path, mode="hf", attn_implementation="sdpa")
+    Pipeline(_with(_PlainAttention(TransformConfig(stage=Stages.PATTERN_MATCHER)))).run(context)
+
+    assert len(context.facts) == 1
+    assert "2 attention calls were not matched" in context.facts[0]

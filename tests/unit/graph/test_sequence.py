@@ -1,0 +1,150 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from onboard.graph.cache import KVPagedResource
+from onboard.graph.sequence import CachedSequenceInterface, SequenceInfo
+
+
+def _make_info(**overrides: int) -> SequenceInfo:
+    sizes = {"max_batch_size": 4, "max_seq_len": 20, "max_num_tokens": 32, "page_size": 4, **overrides}
+    return SequenceInfo(**sizes, device=torch.device("cpu"))
+
+
+def _set(info: SequenceInfo, batch: list[tuple[int, int, list[int]]], **kwargs: object) -> np.ndarray:
+    """`batch` holds (start, length, pages); return the token ids."""
+    ids = np.array([random.randrange(1, 1000) for _, length, _ in batch for _ in range(length)])
+    pages = np.zeros((len(batch), info.pages_per_sequence), dtype=np.int32)
+    for row, (_, _, owned) in zip(pages, batch, strict=True):
+        row[: len(owned)] = owned
+    starts, lengths = (np.array([each[i] for each in batch]) for i in (0, 1))
+    info.set_batch(ids, starts, lengths, pages, **kwargs)
+    return ids
+
+
+def test_a_mixed_batch_is_described_token_by_token() -> None:
+    """Against a plain loop over sequences and tokens: decode, chunked prefill and prefill in one row."""
+    info = _make_info()
+    batch = [(9, 1, [7, 2, 5]), (4, 6, [3, 1, 8]), (0, 3, [6])]
+    ids = _set(info, batch)
+    expected: dict[str, list[int]] = {"position_ids": [], "slot_mapping": [], "cu_seqlens": [0], "kv_lens": []}
+    for start, length, pages in batch:
+        for position in range(start, start + length):
+            expected["position_ids"].append(position)
+            expected["slot_mapping"].append(pages[position // 4] * 4 + position % 4)
+        expected["cu_seqlens"].append(expected["cu_seqlens"][-1] + length)
+        expected["kv_lens"].append(start + length)
+    args = info.args
+    assert args["input_ids"].tolist() == [ids.tolist()]
+    assert args["position_ids"].tolist() == [expected["position_ids"]]
+    for name in ("slot_mapping", "cu_seqlens", "kv_lens"):
+        assert args[name].tolist() == expected[name], name
+    assert args["block_table"].tolist() == [[7, 2, 5, 0, 0], [3, 1, 8, 0, 0], [6, 0, 0, 0, 0]]
+    assert args["batch_info_host"].tolist() == [3, 10, 6, 10]
+    assert args["logits_gather_indices"].tolist() == [0, 6, 9]
+
+
+def test_names_shapes_and_dtypes_are_the_documented_ones() -> None:
+    info = _make_info()
+    _set(info, [(0, 5, [1, 2]), (0, 2, [3])], logits_rows=np.arange(7))
+    found = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in info.args.items()}
+    assert found == {
+        "input_ids": ((1, 7), torch.int64),
+        "position_ids": ((1, 7), torch.int64),
+        "cu_seqlens": ((3,), torch.int32),
+        "kv_lens": ((2,), torch.int32),
+        "block_table": ((2, 5), torch.int32),
+        "slot_mapping": ((7,), torch.int64),
+        "batch_info_host": ((4,), torch.int32),
+        "logits_gather_indices": ((7,), torch.int64),
+    }
+
+
+def test_a_decode_batch_is_padded_with_one_token_sequences_in_page_zero() -> None:
+    info = _make_info()
+    info.decode_sizes = [1, 2, 4]
+    _set(info, [(3, 1, [1]), (7, 1, [2, 3]), (0, 1, [4])])
+    args = info.args
+    assert info.num_sequences == 3
+    assert args["cu_seqlens"].tolist() == [0, 1, 2, 3, 4]
+    assert args["kv_lens"].tolist() == [4, 8, 1, 1]
+    assert args["slot_mapping"].tolist() == [7, 15, 16, 0]
+    assert args["block_table"][3].tolist() == [0] * 5
+    assert args["logits_gather_indices"].tolist() == [0, 1, 2, 3]
+    assert args["batch_info_host"].tolist() == [4, 4, 1, 8]
+
+
+def test_a_prefill_is_not_padded() -> None:
+    info = _make_info()
+    info.decode_sizes = [4]
+    _set(info, [(3, 1, [1]), (0, 2, [2])])
+    assert len(info.args["kv_lens"]) == 2
+
+
+def test_every_decode_batch_has_its_inputs_at_the_same_addresses() -> None:
+    info = _make_info()
+    _set(info, [(0, 17, [1, 2, 3, 4, 5])])
+    names = [name for name in info.args if name != "batch_info_host"]
+    _set(info, [(3, 1, [1]), (7, 1, [2, 3])])
+    before = {name: info.args[name].data_ptr() for name in names}
+    _set(info, [(0, 17, [1, 2, 3, 4, 5])])
+    _set(info, [(5, 1, [4, 4]), (2, 1, [2])])
+    assert {name: info.args[name].data_ptr() for name in names} == before
+    assert all(address % 64 == 0 for address in before.values())
+
+
+def test_rope_length_adds_one_padding_row_and_only_when_no_token_is_that_far() -> None:
+    info = _make_info()
+    _set(info, [(0, 3, [1])], rope_length=15)
+    assert info.args["position_ids"].tolist() == [[0, 1, 2, 14]]
+    assert info.args["kv_lens"].tolist() == [3, 1]
+    assert info.args["slot_mapping"].tolist() == [4, 5, 6, 0]
+    _set(info, [(12, 3, [1, 2, 3, 4])], rope_length=15)
+    assert info.args["position_ids"].tolist() == [[12, 13, 14]]
+
+
+def test_stale_values_of_a_larger_step_do_not_leak() -> None:
+    info = _make_info(max_batch_size=3)
+    _set(info, [(16, 4, [9, 9, 9, 9, 9])] * 3)
+    _set(info, [(0, 1, [1])])
+    assert info.args["block_table"].tolist() == [[1, 0, 0, 0, 0]]
+    assert info.args["kv_lens"].tolist() == [1]
+
+
+def test_examples_fill_a_row_to_the_limit() -> None:
+    info = _make_info()
+    info.set_prefill_example(32)
+    assert info.args["batch_info_host"].tolist() == [2, 32, 20, 20]
+    info.set_decode_example(3, kv_len=20)
+    assert info.args["batch_info_host"].tolist() == [3, 3, 1, 20]
+    assert int(info.args["slot_mapping"].min()) >= 4  # not in the spare page
+
+
+def test_a_sequence_past_the_limit_is_refused() -> None:
+    with pytest.raises(AssertionError):
+        _set(_make_info(), [(20, 1, [1, 2, 3, 4, 5])])
+
+
+class _Recorder(torch.nn.Module):
+    """A graph that names some of the inputs and returns the tokens as logits of one entry."""
+
+    def forward(self, input_ids: torch.Tensor, kv_lens: torch.Tensor, k_cache_0: torch.Tensor) -> torch.Tensor:
+        return input_ids[..., None] * 1.0
+
+
+def test_call_passes_what_the_graph_names() -> None:
+    interface = CachedSequenceInterface(_make_info())
+    interface.add_cache("k_cache_0", KVPagedResource(2, 8, torch.float32, 4))
+    interface.add_cache("v_cache_0", KVPagedResource(2, 4, torch.float32, 4))
+    interface.allocate(5)
+    assert {name: tuple(cache.shape) for name, cache in interface.caches.items()} == {
+        "k_cache_0": (5, 2, 4, 8),
+        "v_cache_0": (5, 2, 4, 4),
+    }
+    assert interface.bytes_per_token == 2 * (8 + 4) * 4
+    ids = _set(interface.info, [(0, 3, [1]), (0, 2, [2])])
+    gm = torch.fx.symbolic_trace(_Recorder())
+    assert interface.call(gm).flatten().tolist() == ids.tolist()
+    assert interface.logits(gm).flatten().tolist() == [ids[2], ids[4]]

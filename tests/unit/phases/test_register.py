@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from onboard import registry
+from onboard.errors import UsageError
+from onboard.workflow.phases.register import Register, max_positions
+
+from .conftest import ContextFactory, make_context
+
+
+def test_a_model_gets_an_entry_and_a_config_that_agree(context_for: ContextFactory) -> None:
+    context = context_for("org/Tiny-Llama", num_parameters=7_000_000_000)
+    Register().run(context)
+    entry = registry.find_entry("org/Tiny-Llama", context.root)
+    assert entry is not None
+    assert entry.yaml_extra == ["dashboard_default.yaml", "world_size_2.yaml", "tiny-llama.yaml"]
+    config = registry.load_standalone(registry.config_path(context.root, "tiny-llama"))
+    assert config == registry.compose_config(entry.yaml_extra, context.root)
+    assert (config.model, config.dtype, config.world_size) == ("org/Tiny-Llama", "float32", 2)
+    assert config.max_seq_len == 96, "bounded by the positions of the model"
+
+
+def test_a_second_run_changes_nothing(context_for: ContextFactory) -> None:
+    context = context_for("org/tiny")
+    Register().run(context)
+    before = {path: path.read_bytes() for path in context.root.rglob("*.yaml")}
+    Register().run(context)
+    assert {path: path.read_bytes() for path in context.root.rglob("*.yaml")} == before
+    assert context.read_json("registration.json")["entry_status"] == "already there"
+
+
+def test_a_config_that_came_with_the_root_is_kept_and_a_broken_one_is_refused(context_for: ContextFactory) -> None:
+    context = context_for("org/tiny")
+    Register().run(context)
+    context.artifact("registration.json").unlink()
+    path = registry.config_path(context.root, "tiny")
+    edited = path.read_text() + "skip_loading_weights: true\n"
+    path.write_text(edited)
+    Register().run(context)
+    assert path.read_text() == edited
+    assert context.read_json("registration.json")["config_status"] == "kept as it was"
+    context.artifact("registration.json").unlink()
+    path.write_text(edited.replace("skip_loading", "skip_load"))
+    with pytest.raises(UsageError, match="skip_loading_weights"):
+        Register().run(context)
+
+
+def test_our_own_older_config_is_renewed(context_for: ContextFactory) -> None:
+    context = context_for("org/tiny")
+    Register().run(context)
+    context.options.dtype = "bfloat16"
+    Register().run(context)
+    assert registry.load_standalone(registry.config_path(context.root, "tiny")).dtype == "bfloat16"
+
+
+def test_a_local_folder_is_registered_under_its_name(context_for: ContextFactory, tmp_path: Path) -> None:
+    folder = tmp_path / "My Model"
+    folder.mkdir()
+    context = context_for(str(folder))
+    Register().run(context)
+    assert [entry.name for entry in registry.load_entries(context.root)] == ["My Model"]
+    assert registry.load_standalone(registry.config_path(context.root, "my_model")).model == str(folder)
+
+
+def test_family_members_are_those_with_the_same_architecture(context_for: ContextFactory) -> None:
+    for model, architecture in (
+        ("a/one", "LlamaForCausalLM"),
+        ("a/two", "Qwen2ForCausalLM"),
+        ("a/three", "LlamaForCausalLM"),
+    ):
+        context = context_for(model, architecture=architecture)
+        Register().run(context)
+    assert context.read_json("registration.json")["family"] == ["a/one"]
+
+
+def test_a_dry_run_writes_nothing(context_for: ContextFactory) -> None:
+    context = context_for("org/tiny", dry_run=True)
+    Register().run(context)
+    assert not (context.root / "registry").exists()
+    assert registry.models_path(context.root) in context.files.pending
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"model_type": "gpt2", "n_positions": 77}, 77),
+        ({"model_type": "gpt2"}, 1024),
+        ({"model_type": "llama", "max_position_embeddings": 99}, 99),
+        ({"model_type": "bloom"}, None),
+        ({"model_type": "made_up", "max_position_embeddings": 55}, 55),
+        ({"model_type": "made_up"}, None),
+    ],
+)
+def test_positions_come_from_the_config_class(config: dict[str, object], positions: int | None) -> None:
+    assert max_positions(config) == positions
+
+
+def _register(root: Path, model: str) -> None:
+    Register().run(make_context(root, model))
+
+
+def test_two_models_at_once_are_both_registered(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    models = ["org1/Same", "org2/Same"]
+    processes = [spawn.Process(target=_register, args=(tmp_path, model)) for model in models]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert sorted(entry.name for entry in registry.load_entries(tmp_path)) == models
+    for model in models:
+        entry = registry.find_entry(model, tmp_path)
+        assert entry is not None
+        assert registry.compose_config(entry.yaml_extra, tmp_path).model == model

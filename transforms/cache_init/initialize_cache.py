@@ -1,0 +1,22 @@
+"""Allocate every registered cache, small: enough for one longest sequence."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from onboard.graph.context import TransformContext
+from onboard.graph.sequence import CachedSequenceInterface
+from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+
+
+@register_transform("initialize_cache")
+class InitializeCache(BaseTransform[TransformConfig]):
+    """Gives `resize_kv_cache` something to measure with; that one sets the final size."""
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        """Allocate the caches; the graph stays as it is."""
+        cache: CachedSequenceInterface | None = context.cache
+        if cache is None:
+            return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
+        cache.allocate(1 + cache.info.pages_per_sequence)
+        return gm, TransformInfo(num_matches=len(cache.caches), is_clean=True, has_valid_shapes=True)

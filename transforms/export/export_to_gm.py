@@ -1,0 +1,46 @@
+"""Export the model to a graph with dynamic batch and sequence sizes."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from onboard.errors import UsageError
+from onboard.graph.context import TransformContext
+from onboard.graph.export import export_to_graph
+from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+
+
+class ExportToGMConfig(TransformConfig):
+    """How the model is captured."""
+
+    clone_state_dict: bool = False
+    """Give the graph copies of the model's tensors instead of the tensors themselves."""
+    strict: bool = False
+    """Use torch.export's strict mode (bytecode analysis) instead of plain tracing."""
+    patch_list: list[str] | None = None
+    """Export patches to apply; None: all registered ones (there are none: generated models export as they are)."""
+    num_moe_experts_for_export: int | None = None
+    """Export this many experts and expand the graph afterwards; None: export all of them."""
+
+
+@register_transform("export_to_gm")
+class ExportToGM(BaseTransform[ExportToGMConfig]):
+    """Replace the module by its graph: (input_ids, position_ids) -> logits [batch, sequence, vocabulary]."""
+
+    config_class = ExportToGMConfig
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        """Export; raises `UsageError` for a patch that does not exist."""
+        if self.config.patch_list:
+            raise UsageError(f"there is no export patch {self.config.patch_list[0]!r}", hint="There are none: use null")
+        if self.config.num_moe_experts_for_export is not None:
+            context.facts.append("num_moe_experts_for_export has no effect: all experts were exported")
+        graph = export_to_graph(
+            gm,
+            context.factory.example_inputs(),
+            context.factory.dynamic_shapes(),
+            context.device,
+            strict=self.config.strict,
+            clone_state_dict=self.config.clone_state_dict,
+        )
+        return graph, TransformInfo(num_matches=1, is_clean=False, has_valid_shapes=True)

@@ -1,0 +1,104 @@
+"""Fill the graph's parameters, which lie on the meta device until here, from the checkpoint."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from onboard.errors import OnboardError
+from onboard.graph.checkpoint import Checkpoint, find_non_finite
+from onboard.graph.context import TransformContext
+from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.weight_names import explain_unused, match_names
+from onboard.graph.weights import further_names, move_buffers, set_parameter, tied_names, weight_plan
+
+_WRONG_MODEL = "The checkpoint and the model differ: onboard the model again"
+_RANDOM_SCALE = 0.02  # the usual `initializer_range`
+
+
+class LoadWeightsConfig(TransformConfig):
+    """Where the checkpoint is read."""
+
+    checkpoint_device: str | None = None
+    """Device that each tensor is read to before it is copied into place; None: the model's device, "cpu" saves the
+    room of one tensor there."""
+
+
+@register_transform("load_weights")
+class LoadWeights(BaseTransform[LoadWeightsConfig]):
+    """Materialise every parameter on the run's device in its dtype and move the buffers there, dtypes unchanged.
+
+    Memory peaks at the model's final size and one tensor: joined parameters are read slice by slice.
+    """
+
+    config_class = LoadWeightsConfig
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        """Count one match for each parameter that was filled."""
+        groups = [names for names in tied_names(gm) if gm.get_parameter(names[0]).is_meta]
+        if context.runtime.skip_loading_weights:
+            generator = torch.Generator(context.device).manual_seed(0)
+            for names in groups:
+                _place(gm, names, _random(names[0], _allocate(gm, names[0], context), generator))
+        else:
+            self._load(gm, groups, context)
+        move_buffers(gm, context.device)
+        return gm, TransformInfo(num_matches=len(groups), is_clean=True, has_valid_shapes=True)
+
+    def _load(self, gm: nn.Module, groups: list[list[str]], context: TransformContext) -> None:
+        plan, checkpoint = weight_plan(gm), Checkpoint(context.factory.checkpoint)
+        wanted = {part: [part, *further_names(gm, part)] for names in groups for part in plan.parts(names[0])}
+        found = _find(wanted, checkpoint, context)
+        device = self.config.checkpoint_device or context.device
+        for names in groups:
+            parameter = _allocate(gm, names[0], context)
+            for part, view in plan.slices(names[0], parameter):
+                view.zero_() if part is None else _read(checkpoint, found[part], view, device)
+            _place(gm, names, parameter)
+
+
+def _find(wanted: dict[str, list[str]], checkpoint: Checkpoint, context: TransformContext) -> dict[str, str]:
+    """Return each part's checkpoint name, any name of a tied tensor; raise when the two sides differ."""
+    available = checkpoint.names()
+    matches = match_names([name for names in wanted.values() for name in names], available)
+    found = {part: next((matches[name] for name in names if name in matches), "") for part, names in wanted.items()}
+    if missing := [part for part, name in found.items() if not name]:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise OnboardError(f"the checkpoint has no {missing[0]}{more}", hint=_WRONG_MODEL)
+    used = set(matches.values())
+    facts, wrong = explain_unused({name: meta for name, meta in available.items() if name not in used}, used)
+    if wrong:
+        raise OnboardError(f"the model has no use for {wrong[0]} of the checkpoint ({len(wrong)})", hint=_WRONG_MODEL)
+    context.facts.extend(facts)
+    return found
+
+
+def _read(checkpoint: Checkpoint, name: str, target: torch.Tensor, device: torch.device | str) -> None:
+    tensor = checkpoint.read(name, device)
+    if tensor.shape != target.shape:
+        found, expected = list(tensor.shape), list(target.shape)
+        raise OnboardError(f"{name} is {found} in the checkpoint and {expected} in the model", hint=_WRONG_MODEL)
+    target.copy_(tensor)
+    if problem := find_non_finite(target):
+        is_ours = find_non_finite(tensor) is None
+        where = f"does not fit {str(target.dtype).removeprefix('torch.')}" if is_ours else "in the checkpoint"
+        raise OnboardError(f"{name} holds {problem}: {where}", hint="Use bfloat16" if is_ours else "Fetch it again")
+
+
+def _allocate(gm: nn.Module, name: str, context: TransformContext) -> torch.Tensor:
+    parameter = gm.get_parameter(name)
+    dtype = context.dtype if parameter.is_floating_point() else parameter.dtype
+    return torch.empty(parameter.shape, dtype=dtype, device=context.device)
+
+
+def _random(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Fill a parameter as a fresh model would be: small matrices, no biases, neutral norms."""
+    if tensor.ndim > 1:
+        return tensor.normal_(std=_RANDOM_SCALE, generator=generator)
+    return tensor.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+def _place(gm: nn.Module, names: list[str], tensor: torch.Tensor) -> None:
+    parameter = nn.Parameter(tensor, requires_grad=False)
+    for name in names:
+        set_parameter(gm, name, parameter)
