@@ -131,7 +131,7 @@ def _header(subject: Subject) -> Outcome:
     wanted = {
         "the version of onboard": r"onboard \d",
         "the model": re.escape(spec.model),
-        "the source's hash": re.escape(spec.source_hash),
+        "the source's hash": rf"\b{re.escape(spec.source_hash)}\b",
     }
     if spec.revision:
         wanted["the revision"] = re.escape(spec.revision)
