@@ -26,7 +26,10 @@ from onboard.workflow.phase import Phase, PhaseResult, RunContext, RunOptions
 from onboard.workflow.state import STATE_FILE, Artifact, PhaseRecord, RunState, current_versions, hash_inputs
 from onboard.workflow.worklog import Worklog
 
-PHASES = ("gather", "survey")
+PHASES = (
+    *("gather", "survey", "analyze", "generate", "test", "review"),
+    *("register", "run", "matrix", "cookbook", "report"),
+)
 """The phases in order; each is a module of `onboard.workflow.phases`."""
 
 
