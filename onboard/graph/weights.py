@@ -129,7 +129,7 @@ def joined_name(names: Sequence[str]) -> str:
     shared = 0
     while all(len(path) > shared + 2 and path[shared] == paths[0][shared] for path in paths):
         shared += 1
-    middle = "_".join("_".join(path[shared:-1]) for path in paths) or "joined"
+    middle = "_".join(part for path in paths for part in path[shared:-1]) or "joined"
     return ".".join([*paths[0][:shared], middle, paths[0][-1]])
 
 

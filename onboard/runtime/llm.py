@@ -18,8 +18,7 @@ from onboard.registry import config_path, find_entry
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
 from onboard.runtime.sampling import SamplingParams
-from onboard.runtime.scheduler import FinishReason, Step
-from onboard.runtime.scheduler import Sequence as Output
+from onboard.runtime.scheduler import FinishReason, Request, Step
 
 Prompt = str | Sequence[int]
 
@@ -177,7 +176,7 @@ def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: 
     return list(params)
 
 
-def _completion(output: Output) -> Completion:
+def _completion(output: Request) -> Completion:
     assert output.finish_reason is not None
     logprobs = output.logprobs if output.params.logprobs is not None else None
     return Completion(output.text, output.generated, output.finish_reason, logprobs)

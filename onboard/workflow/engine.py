@@ -140,6 +140,7 @@ class _Run:
         self.keep_earlier = from_ is not None
         self.first = True
         self.input_hash = ""
+        self.executing = False
 
     def run(self, phases: Sequence[Phase]) -> RunOutcome:
         """Run or skip each phase until one fails."""
@@ -157,7 +158,7 @@ class _Run:
 
     def _step(self, phase: Phase) -> PhaseOutcome:
         started = time.monotonic()
-        self.input_hash = ""
+        self.input_hash, self.executing = "", False
         try:
             result = self._skip_or_run(phase)
         except OnboardError as error:
@@ -169,7 +170,7 @@ class _Run:
             text = f"internal error in {phase.name}: {type(error).__name__}: {error}"
             result = PhaseOutcome(phase.name, "failed", error=" ".join(text.split()), exception=error)
         result.seconds = 0.0 if result.status == "skipped" else time.monotonic() - started
-        if result.status != "skipped":
+        if self.executing:
             self._record(phase, result)
         return result
 
@@ -187,6 +188,7 @@ class _Run:
         return self._execute(phase)
 
     def _execute(self, phase: Phase) -> PhaseOutcome:
+        self.executing = True
         self.observer.started(phase.name)
         if not self.first and not self.context.options.dry_run:
             self._save(phase, PhaseRecord(status="running", input_hash=self.input_hash))
@@ -217,7 +219,7 @@ class _Run:
             and record.status == "done"
             and record.input_hash == self.input_hash
             and self._artifacts_exist(record)
-            and not (self._edited(record) - phase.editable)
+            and not (self._edited(record) - phase.editable - phase.shared)
         )
 
     def _artifacts_exist(self, record: PhaseRecord) -> bool:

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ruamel.yaml import YAML
-
 from onboard.analysis.spec import ModelSpec
 from onboard.config import DType, StrictModel
 
@@ -79,7 +77,7 @@ class RunContext:
     @property
     def spec(self) -> ModelSpec:
         """The model's spec, as the analyze phase wrote it or the user edited it."""
-        return ModelSpec.model_validate(YAML(typ="safe").load(self.files.read(self.artifact("spec.yaml"))))
+        return ModelSpec.from_yaml(self.files.read(self.artifact("spec.yaml")))
 
 
 @dataclass
@@ -97,8 +95,11 @@ class Phase(ABC):
 
     name: ClassVar[str]
     editable: ClassVar[frozenset[str]] = frozenset()
-    """Artifacts that the user or another model's run may change: only their absence, not a new content, reruns the
-    phase. Where the phase has to run again for other reasons, an edited one is not overwritten unasked."""
+    """Artifacts that the user may change: only their absence, not a new content, reruns the phase. Where the phase has
+    to run again for other reasons, an edited one is not overwritten unasked."""
+    shared: ClassVar[frozenset[str]] = frozenset()
+    """Artifacts that the runs of all models add to. Only their absence reruns the phase, which never overwrites what
+    others put there."""
     needs_weights: ClassVar[bool] = False
     """The phase reads the checkpoint's weights."""
 

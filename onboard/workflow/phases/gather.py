@@ -41,10 +41,15 @@ class Gather(Phase):
         require_causal_lm(config)
         build_on_meta(folder, trust_remote_code=remote_code)
         size = estimate_size(context.source, context.options.dtype, trust_remote_code=remote_code)
-        check_memory(size, context)
+        memory = check_memory(size, context)
         weights = _gather_weights(context, folder)
-        path = context.write_json(ARTIFACT, _facts(context, config, folder, size, remote_code, weights))
-        return PhaseResult({"gather": context.relative(path)}, f"{size}, weights {weights}")
+        facts = _facts(context, config, folder, size) | {
+            "remote_code": remote_code,
+            "memory": memory,
+            "weights": weights,
+        }
+        path = context.write_json(ARTIFACT, facts)
+        return PhaseResult({"gather": context.relative(path)}, f"{size}, {memory}, weights {weights}")
 
 
 def require_consent_for_code(config: dict[str, Any], *, trusted: bool) -> bool:
@@ -85,17 +90,23 @@ def _auto_map(config: dict[str, Any]) -> dict[str, Any]:
     return auto_map if isinstance(auto_map, dict) else {}
 
 
-def check_memory(size: ModelSize, context: RunContext) -> None:
-    """Raise `ConsentRequiredError` when the weights alone exceed the device's whole memory and nobody said --yes."""
+def check_memory(size: ModelSize, context: RunContext) -> str:
+    """Say whether the weights fit; raise `ConsentRequiredError` when they exceed the device's whole memory.
+
+    With --yes that is only said.
+    """
     memory = device_memory(context.options.device)
     if context.options.device == "cuda" and not memory.gpus:
         raise OnboardError("the device cuda was asked for, and this system has no GPU", hint="Use --device cpu")
-    if size.bytes > memory.total and not context.options.yes:
-        raise ConsentRequiredError(
-            f"This model requires ~{gigabytes(size.bytes)} GB but the system only has {memory}. "
-            "Onboarding is likely to fail at the run phase",
-            hint="Use --yes to go on all the same",
-        )
+    if size.bytes <= memory.total:
+        return f"fits in {memory}"
+    if context.options.yes:
+        return f"exceeds {memory}, accepted with --yes"
+    raise ConsentRequiredError(
+        f"This model requires ~{gigabytes(size.bytes)} GB but the system only has {memory}. "
+        "Onboarding is likely to fail at the run phase",
+        hint="Use --yes to go on all the same",
+    )
 
 
 def _gather_weights(context: RunContext, folder: Path) -> str:
@@ -114,19 +125,15 @@ def fingerprint(folder: Path) -> dict[str, list[int]]:
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
 
-def _facts(
-    context: RunContext, config: dict[str, Any], folder: Path, size: ModelSize, remote_code: bool, weights: str
-) -> dict[str, Any]:
+def _facts(context: RunContext, config: dict[str, Any], folder: Path, size: ModelSize) -> dict[str, Any]:
     small = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in {".json", ".py", ".txt"}]
     return {
         "model": context.model,
         "revision": context.source.revision,
         "model_type": config["model_type"],
         "architectures": config.get("architectures"),
-        "remote_code": remote_code,
         "parameters": size.parameters,
         "bytes": size.bytes,
         "size_from": size.basis,
         "files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in small},
-        "weights": weights,
     }

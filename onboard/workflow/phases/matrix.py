@@ -58,9 +58,8 @@ class Matrix(Phase):
                 raise OnboardError(f"{path}: {error}", hint="Restore the table's heading and header row") from error
             text = upsert_footnote(text, registration["config_id"], _footnote(registration))
             context.files.write(path, text)
-        return PhaseResult(
-            artifacts={"matrix": str(path.relative_to(context.root))}, summary="row is in the support matrix"
-        )
+        place = context.relative(path)
+        return PhaseResult(artifacts={"matrix": place}, summary=f"{registration['name']} is in {place}")
 
 
 def matrix_path(root: Path) -> Path:

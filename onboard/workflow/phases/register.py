@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, ClassVar
 
 from onboard import registry
@@ -22,7 +20,8 @@ class Register(Phase):
     """Adds the model to `registry/models.yaml` and writes `registry/configs/<slug>.yaml`."""
 
     name = "register"
-    editable: ClassVar[frozenset[str]] = frozenset({"registry", "config"})
+    editable: ClassVar[frozenset[str]] = frozenset({"config"})
+    shared: ClassVar[frozenset[str]] = frozenset({"registry"})
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on what the config is made from."""
@@ -53,7 +52,7 @@ class Register(Phase):
             artifacts={
                 "registry": "registry/models.yaml",
                 "config": record["config"],
-                "registration": str(path.relative_to(context.root)),
+                "registration": context.relative(path),
             },
             summary=f"{name}: entry {record['entry_status']}, {record['config']} {record['config_status']}",
         )
@@ -116,21 +115,17 @@ def family_members(context: RunContext, record: dict[str, Any]) -> list[str]:
 
 
 def _write_config(context: RunContext, config_id: str, text: str) -> dict[str, Any]:
-    """Write the standalone config, unless a person has edited the one that is there."""
+    """Write the standalone config.
+
+    One that is there before this phase ever ran here came with the root, from a checkout for example, and is kept. One
+    that was edited later does not get here unasked: the engine sees to that.
+    """
     path = registry.config_path(context.root, config_id)
-    record = {"config": str(path.relative_to(context.root)), "config_sha256": _digest(text)}
-    if path.exists() and path.read_text(encoding="utf-8") != text and not _is_ours(context, path):
+    if path.exists() and path.read_text(encoding="utf-8") != text and not context.artifact(ARTIFACT).exists():
         registry.load_standalone(path)
-        return record | {"config_status": "kept as edited"}
+        return {"config": context.relative(path), "config_status": "kept as it was"}
     context.files.write(path, text)
-    return record | {"config_status": "written"}
-
-
-def _is_ours(context: RunContext, path: Path) -> bool:
-    """Tell whether the file is byte for byte what an earlier run of this phase wrote."""
-    if not context.artifact(ARTIFACT).exists():
-        return False
-    return bool(context.read_json(ARTIFACT)["config_sha256"] == _digest(path.read_text(encoding="utf-8")))
+    return {"config": context.relative(path), "config_status": "written"}
 
 
 def _write_entry(context: RunContext, entry: RegistryEntry) -> dict[str, Any]:
@@ -140,7 +135,3 @@ def _write_entry(context: RunContext, entry: RegistryEntry) -> dict[str, Any]:
     context.files.write(path, new)
     registered = next(e for e in registry.parse_entries(new) if e.name == entry.name)
     return {"entry": registered.model_dump(), "entry_status": "added" if new != old else "already there"}
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

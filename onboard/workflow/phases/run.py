@@ -1,5 +1,171 @@
-"""run: build the model from its standalone config and generate, with reduced layers first, then with all."""
+"""run: build the model from its standalone config and generate, with reduced layers first, then with all.
+
+Each run is a process of its own (`onboard.agents.run_agent`). Every prompt and every output is kept verbatim in
+`run.json`; the processes' log is archived beside it.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+from onboard import registry
+from onboard.analysis.spec import ModelSpec
+from onboard.content import content_path
+from onboard.errors import OnboardError
+from onboard.workflow.phase import Phase, PhaseResult, RunContext
+from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
+
 ARTIFACT = "run.json"
+MAX_REDUCED_LAYERS = 8
+"""A reduced run takes as many layers as it needs to have every kind, up to this many; two when it needs more."""
+
+
+class Run(Phase):
+    """Runs the model with reduced layers, then with all; both must succeed."""
+
+    name = "run"
+    needs_weights: ClassVar[bool] = True
+
+    def inputs(self, context: RunContext) -> dict[str, Any]:
+        """Depend on the config, the model file, the weights and the device."""
+        model_file = content_path("models", f"modeling_{context.spec.family}.py", root=context.root)
+        return {
+            "config": context.files.digest(_config_path(context)),
+            "model_file": context.files.digest(model_file),
+            "weights": _weights_identity(context),
+            "options": [context.options.device, context.options.dtype],
+        }
+
+    def run(self, context: RunContext) -> PhaseResult:
+        """Run both and archive the log; raise `OnboardError` with the log's place on failure."""
+        if context.options.dry_run:
+            return PhaseResult(summary="a dry run builds and generates nothing")
+        context.source.weights()
+        runs = self._runs(context)
+        status = next((run["status"] for run in runs.values() if run["status"] != "success"), "success")
+        log = _archive_log(context, status)
+        result = {
+            "status": status,
+            "config": context.read_json(REGISTRATION)["config"],
+            "command": agent_command(context),
+            "log": log.name,
+            "runs": runs,
+        }
+        path = context.write_json(ARTIFACT, result)
+        _note_in_worklog(context, result)
+        if status != "success":
+            run = next(run for run in runs.values() if run["status"] == status)
+            raise OnboardError(f"the {run['description']} run ended in {status}: {run['error']}", hint=f"Log: {log}")
+        artifacts = {"run": path, "run_log": log}
+        return PhaseResult(
+            artifacts={name: context.relative(path) for name, path in artifacts.items()},
+            summary=summary(runs),
+        )
+
+    def _runs(self, context: RunContext) -> dict[str, dict[str, Any]]:
+        layers, total = reduced_layers(context.spec)
+        log = context.artifact("run.log")
+        log.unlink(missing_ok=True)
+        runs: dict[str, dict[str, Any]] = {}
+        if layers < total:
+            runs["reduced"] = run_agent(context, log, f"{layers} of {total} layers", layers)
+            if runs["reduced"]["status"] != "success":
+                return runs
+        runs["full"] = run_agent(context, log, "all layers", None)
+        return runs
+
+
+def reduced_layers(spec: ModelSpec) -> tuple[int, int]:
+    """Return how many layers a reduced run has, enough for every kind of layer if few are, and how many there are."""
+    total = sum(len(kind.layers) for kind in spec.layer_kinds)
+    needed = max([2, *(min(kind.layers) + 1 for kind in spec.layer_kinds if kind.layers)])
+    return min(needed if needed <= MAX_REDUCED_LAYERS else 2, total), total
+
+
+def agent_command(context: RunContext) -> str:
+    """Return the command that repeats the full run, from the root."""
+    config = context.read_json(REGISTRATION)["config"]
+    return f"python -m onboard.agents.run_agent --root . --config {config} --output run.json"
+
+
+def run_agent(context: RunContext, log: Path, description: str, layers: int | None) -> dict[str, Any]:
+    """Run the agent in a process of its own, its output appended to `log`; return its result."""
+    output = context.artifact("agent.json")
+    output.unlink(missing_ok=True)
+    arguments = ["--config", _config_path(context), "--root", context.root, "--output", output, "--exit-with-parent"]
+    arguments += ["--device", context.options.device, "--dtype", context.options.dtype]
+    arguments += ["--layers", str(layers)] if layers is not None else []
+    command = [sys.executable, "-m", "onboard.agents.run_agent", *map(str, arguments)]
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"=== {description}\n$ {' '.join(command)}\n")
+        file.flush()
+        code = _call(command, file, offline=context.options.offline)
+    result = _read_result(output, code)
+    output.unlink(missing_ok=True)
+    return {"description": description, **result}
+
+
+def summary(runs: dict[str, dict[str, Any]]) -> str:
+    """Return one line on the full run."""
+    full = runs["full"]
+    device, dtype = full["settings"]["device"], full["settings"]["dtype"]
+    verdict = f"{full['coherence']['verdict']}: {full['coherence']['reason']}"
+    return f"{device} {dtype}, {full['tokens_per_second']:.0f} tokens/s; text {verdict}"
+
+
+def _call(command: list[str], log: IO[str], *, offline: bool) -> int:
+    """Run a command with its output in `log`; its open standard input tells it that this process lives."""
+    # The weights are here by now: nothing is to be fetched from inside the run.
+    environment = os.environ | ({"HF_HUB_OFFLINE": "1"} if offline else {}) | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment
+    ) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            process.kill()
+            raise
+
+
+def _read_result(output: Path, code: int) -> dict[str, Any]:
+    """Return what the agent wrote, or what its exit code says when it could not write."""
+    if output.exists():
+        result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+        return result
+    if code == -signal.SIGKILL:
+        error = "the process was killed, most likely for want of memory"
+    else:
+        error = f"the process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'} and no result"
+    return {"status": "runtime_error", "error": error}
+
+
+def _archive_log(context: RunContext, status: str) -> Path:
+    config_id = context.read_json(REGISTRATION)["config_id"]
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return context.artifact("run.log").rename(context.artifact(f"{config_id}_{stamp}_{status}.log"))
+
+
+def _note_in_worklog(context: RunContext, result: dict[str, Any]) -> None:
+    lines = [f"- Config: `{result['config']}`", f"- Log: `{result['log']}`", f"- Status: {result['status']}"]
+    for name, run in result["runs"].items():
+        lines.append(f"- {name} ({run['description']}): {run['status']}{': ' + run['error'] if run['error'] else ''}")
+    context.worklog.append(f"run agent: {result['status']}", "\n".join(lines))
+
+
+def _config_path(context: RunContext) -> Path:
+    return registry.config_path(context.root, context.read_json(REGISTRATION)["config_id"])
+
+
+def _weights_identity(context: RunContext) -> Any:
+    """Return the commit of a Hub model, or size and time of a local folder's weight files."""
+    if context.source.revision:
+        return context.source.revision
+    files = sorted(context.source.files().glob("*.safetensors"))
+    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]

@@ -25,7 +25,7 @@ class Survey(Phase):
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on the model alone: what later phases add to the root must not make this one run again."""
-        return context.digest(GATHER)
+        return {key: context.read_json(GATHER)[key] for key in ("model", "model_type")}
 
     def run(self, context: RunContext) -> PhaseResult:
         """Look at the root, at the shipped content and, for an id, at the Hub."""

@@ -33,15 +33,17 @@ def test_a_second_run_changes_nothing(context_for: ContextFactory) -> None:
     assert context.read_json("registration.json")["entry_status"] == "already there"
 
 
-def test_an_edited_config_is_kept_and_a_broken_one_is_refused(context_for: ContextFactory) -> None:
+def test_a_config_that_came_with_the_root_is_kept_and_a_broken_one_is_refused(context_for: ContextFactory) -> None:
     context = context_for("org/tiny")
     Register().run(context)
+    context.artifact("registration.json").unlink()
     path = registry.config_path(context.root, "tiny")
     edited = path.read_text() + "skip_loading_weights: true\n"
     path.write_text(edited)
     Register().run(context)
     assert path.read_text() == edited
-    assert context.read_json("registration.json")["config_status"] == "kept as edited"
+    assert context.read_json("registration.json")["config_status"] == "kept as it was"
+    context.artifact("registration.json").unlink()
     path.write_text(edited.replace("skip_loading", "skip_load"))
     with pytest.raises(UsageError, match="skip_loading_weights"):
         Register().run(context)

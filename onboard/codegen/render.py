@@ -1,0 +1,67 @@
+"""The one Jinja environment: templates of the user's root first, then the shipped ones."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from onboard.content import CONTENT_ROOT
+
+
+def render(template: str, root: Path | None = None, **values: Any) -> str:
+    """Render a template, named relative to `templates/` (for example "report/report.md.j2").
+
+    An unknown name is an error (StrictUndefined). HTML templates escape every value; in Python and Markdown ones values
+    from a config or a repository go through the filters `python`, `inline`, `code` and `fenced`.
+    """
+    return environment(root).get_template(template).render(values)
+
+
+@lru_cache(maxsize=8)
+def environment(root: Path | None = None) -> Environment:
+    """Return the environment of a root."""
+    roots = [root, CONTENT_ROOT] if root is not None else [CONTENT_ROOT]
+    jinja = Environment(
+        loader=FileSystemLoader([folder / "templates" for folder in roots]),
+        undefined=StrictUndefined,
+        autoescape=lambda name: name is not None and name.endswith((".html.j2", ".svg.j2")),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    jinja.filters |= {"python": python_literal, "inline": inline, "code": code, "fenced": fenced}
+    return jinja
+
+
+def python_literal(value: Any) -> str:
+    """Return `value` as a Python literal; read back it is the same value."""
+    text = repr(value)
+    assert ast.literal_eval(text) == value, f"{value!r} has no literal"
+    return text
+
+
+def inline(value: Any) -> str:
+    """Return `value` as one line of Markdown text with nothing in it that Markdown or HTML would act on."""
+    text = " ".join(str(value).split())
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
+
+
+def code(value: Any) -> str:
+    """Return `value` as a Markdown code span: one line, verbatim otherwise."""
+    text = " ".join(str(value).split())
+    fence = "`" * (max(map(len, re.findall(r"`+", text)), default=0) + 1)
+    padding = " " if "`" in text else ""
+    return f"{fence}{padding}{text}{padding}{fence}"
+
+
+def fenced(value: Any, language: str = "text") -> str:
+    """Return `value` verbatim in a fenced block, the fence longer than any that the text has."""
+    text = str(value)
+    longest = max(map(len, re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}{'' if text.endswith(chr(10)) else chr(10)}{fence}"

@@ -1,0 +1,133 @@
+"""cookbook: a notebook that loads the registered model and generates with it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from onboard.analysis.spec import ModelSpec
+from onboard.codegen.render import render
+from onboard.content import content_path
+from onboard.errors import OnboardError
+from onboard.workflow.phase import Phase, PhaseResult, RunContext
+from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
+from onboard.workflow.phases.register import max_positions
+
+TEMPLATE = "cookbook/notebook.j2"
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
+_CELL = re.compile(r"^%% (markdown|code)\n", re.MULTILINE)
+
+
+class Cookbook(Phase):
+    """Writes `cookbooks/<name>_cookbook.ipynb`, clean of outputs."""
+
+    name = "cookbook"
+
+    def inputs(self, context: RunContext) -> dict[str, Any]:
+        """Depend on the template and on what it is filled with."""
+        template = context.files.digest(content_path("templates", TEMPLATE, root=context.root))
+        return {"template": template, "values": template_values(context)}
+
+    def run(self, context: RunContext) -> PhaseResult:
+        """Render the template, validate the notebook and write it."""
+        path = notebook_path(context)
+        context.files.write(path, notebook_text(render(TEMPLATE, context.root, **template_values(context))))
+        place = context.relative(path)
+        return PhaseResult(artifacts={"cookbook": place}, summary=place)
+
+
+def notebook_path(context: RunContext) -> Path:
+    """Return where the model's notebook goes."""
+    name = re.sub(r"[^a-z0-9.]+", "_", context.read_json(REGISTRATION)["config_id"]).strip("_")
+    return context.root / "cookbooks" / f"{name}_cookbook.ipynb"
+
+
+def notebook_text(cells: str) -> str:
+    """Return the JSON of a notebook, from cells that each begin with a line `%% markdown` or `%% code`.
+
+    Cells are numbered, so that the same cells always give the same file.
+    """
+    parts = _CELL.split(cells)
+    make = {"markdown": new_markdown_cell, "code": new_code_cell}
+    pairs = zip(parts[1::2], parts[2::2], strict=True)
+    notebook = new_notebook(
+        cells=[make[kind](source.strip(), id=f"cell-{index:02d}") for index, (kind, source) in enumerate(pairs)],
+        metadata={
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        },
+    )
+    try:
+        nbformat.validate(notebook)
+    except nbformat.ValidationError as error:
+        raise OnboardError(f"the notebook is not valid: {str(error).splitlines()[0]}") from error
+    return str(nbformat.writes(notebook)) + "\n"
+
+
+def template_values(context: RunContext) -> dict[str, Any]:
+    """Return everything that the template shows."""
+    spec, registration = context.spec, context.read_json(REGISTRATION)
+    folder = context.source.files()
+    local = context.source.revision is None
+    generation = _read_json(folder / "generation_config.json")
+    tokenizer = (folder / "tokenizer_config.json").exists() or (folder / "tokenizer.json").exists()
+    return {
+        "title": registration["name"],
+        "model": registration["name"] if local else context.model,
+        "model_argument": shlex.quote(context.model),
+        "hub_id": None if local else context.model,
+        "revision": spec.revision,
+        "model_file": f"models/modeling_{spec.family}.py",
+        "test_file": f"tests/equivalence/test_{spec.family}_modeling.py",
+        "config": registration["config"],
+        "highlights": highlights(spec),
+        "memory": weight_memory(spec.num_parameters),
+        "has_tokenizer": tokenizer,
+        "prompts": ["Once upon a time", "The capital of France is"] if tokenizer else [[5, 3, 8, 2], [7, 1]],
+        "max_tokens": max(1, min(32, (max_positions(spec.config) or 512) // 4)),
+        "sampling": sampling_arguments(generation),
+        "evaluation": [(name, generation[name]) for name in SAMPLING_FIELDS if generation.get(name) is not None],
+    }
+
+
+def weight_memory(num_parameters: int) -> str:
+    """Return what the weights take in the two usual dtypes."""
+    return f"{2 * num_parameters / 1e9:.3g} GB (bfloat16) or {4 * num_parameters / 1e9:.3g} GB (float32)"
+
+
+def highlights(spec: ModelSpec) -> list[tuple[str, str]]:
+    """Return what is worth knowing about the model, by name."""
+    config, positions = spec.config, max_positions(spec.config)
+    kinds = ", ".join(f"{len(kind.layers)} {kind.name.replace('_', ' ')}" for kind in spec.layer_kinds)
+    found = [
+        ("Architecture", f"{spec.architecture}, {spec.num_parameters:,} parameters"),
+        ("Layers", f"{sum(len(kind.layers) for kind in spec.layer_kinds)} ({kinds})"),
+        ("Context", f"{positions:,} tokens" if positions else ""),
+        ("Vocabulary", f"{config['vocab_size']:,} tokens" if isinstance(config.get("vocab_size"), int) else ""),
+    ]
+    traits = [(name.replace("_", " ").capitalize(), str(trait.value)) for name, trait in spec.traits.items()]
+    return [(name, value) for name, value in [*found, *traits] if value not in ("", "None", "False")]
+
+
+def sampling_arguments(generation: dict[str, Any]) -> str:
+    """Return the checkpoint's own sampling parameters as arguments, or plain ones; only numbers get through."""
+    own = {name: generation.get(name) for name in SAMPLING_FIELDS}
+    numbers = {
+        name: value
+        for name, value in own.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+    chosen = numbers or {"temperature": 0.8, "top_p": 0.95}
+    return ", ".join(f"{name}={value!r}" for name, value in chosen.items())
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return content if isinstance(content, dict) else {}

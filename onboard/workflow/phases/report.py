@@ -1,0 +1,42 @@
+"""report: what was found, made, proven and generated, as Markdown and as one self-contained HTML page.
+
+Both are functions of the artifacts alone: the same artifacts give the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from onboard.codegen.render import render
+from onboard.content import content_path
+from onboard.workflow.phase import Phase, PhaseResult, RunContext
+from onboard.workflow.report_view import report_view
+
+TEMPLATES = {"report": ("report.md", "report/report.md.j2"), "report_html": ("report.html", "report/report.html.j2")}
+_STYLE = "report/style.css"
+
+
+class Report(Phase):
+    """Writes `report.md` and `report.html` beside the other artifacts."""
+
+    name = "report"
+
+    def inputs(self, context: RunContext) -> dict[str, Any]:
+        """Depend on the templates and on everything that the report shows."""
+        names = [*(template for _, template in TEMPLATES.values()), _STYLE]
+        paths = [content_path("templates", name, root=context.root) for name in names]
+        return {
+            "templates": [context.files.digest(path) for path in paths],
+            "view": hashlib.sha256(repr(report_view(context)).encode()).hexdigest(),
+        }
+
+    def run(self, context: RunContext) -> PhaseResult:
+        """Render both."""
+        view = report_view(context)
+        artifacts = {}
+        for name, (file_name, template) in TEMPLATES.items():
+            path = context.artifact(file_name)
+            context.files.write(path, render(template, context.root, **view))
+            artifacts[name] = context.relative(path)
+        return PhaseResult(artifacts=artifacts, summary=artifacts["report_html"])

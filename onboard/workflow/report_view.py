@@ -1,0 +1,225 @@
+"""What the report shows, computed from the artifacts; the templates only lay it out."""
+
+from __future__ import annotations
+
+import math
+import os
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from onboard import __version__
+from onboard.analysis.spec import Block, LayerKind, ModelSpec
+from onboard.workflow.phase import RunContext
+from onboard.workflow.phases.register import max_positions
+
+_LEVELS = (1e-9, 1.0)
+"""Ends of the logarithmic scale on which errors are drawn."""
+
+
+def report_view(context: RunContext) -> dict[str, Any]:
+    """Return everything that the report's templates use."""
+    spec = context.spec
+    found = {name: _optional(context, f"{name}.json") for name in _ARTIFACTS}
+    runs = list(found["run"].get("runs", {}).items())
+    return {
+        "version": __version__,
+        "spec": spec,
+        "name": found["registration"].get("name", context.model),
+        "facts": key_facts(spec, found["gather"]),
+        "chips": chips(found, dict(runs)),
+        "layers": layer_strip(spec),
+        "kinds": [layer_kind(spec, kind, index) for index, kind in enumerate(spec.layer_kinds)],
+        "outer_blocks": [block for block in spec.blocks if not block.path.startswith(layers_prefix(spec))],
+        "files": files(context, found),
+        "tests": test_groups(found["tests"].get("tests", [])),
+        "test_command": found["tests"].get("command", ""),
+        "review": found["review"],
+        "runs": [run_view(name, run) for name, run in runs],
+        "full": dict(runs).get("full", {}),
+        "command": found["run"].get("command", ""),
+        "registration": found["registration"],
+        "survey": found["survey"],
+        "limitations": limitations(spec, found, dict(runs)),
+    }
+
+
+_ARTIFACTS = ("gather", "survey", "tests", "review", "registration", "run")
+
+
+def key_facts(spec: ModelSpec, gather: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the figures of the overview, as (value, name)."""
+    config, positions = spec.config, max_positions(spec.config)
+    found = [
+        (short_count(spec.num_parameters), "parameters"),
+        (str(sum(len(kind.layers) for kind in spec.layer_kinds)), "layers"),
+        (str(config.get("hidden_size") or config.get("n_embd") or ""), "hidden size"),
+        (str(config.get("vocab_size") or ""), "vocabulary"),
+        (f"{positions:,}" if positions else "", "positions"),
+        (size(gather["bytes"]) if gather.get("bytes") else "", "of weights"),
+    ]
+    return [(value, name) for value, name in found if value]
+
+
+def chips(found: dict[str, Any], runs: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the verdicts at the top of the report: title, text and state (good, bad or open)."""
+    tests, full = found["tests"].get("tests", []), runs.get("full", {})
+    passed = sum(test["status"] == "passed" for test in tests)
+    failed = sum(test["status"] == "failed" for test in tests)
+    skipped = f", {len(tests) - passed - failed} skipped" if passed + failed < len(tests) else ""
+    verdict = (full.get("coherence") or {}).get("verdict", "not run")
+    return [
+        _chip("Tests", f"{passed} passed{f', {failed} failed' if failed else ''}{skipped}", bool(tests) and not failed),
+        _chip("Review", found["review"].get("verdict", "not run"), found["review"].get("verdict") == "PASS"),
+        _chip("Run", found["run"].get("status", "not run"), found["run"].get("status") == "success"),
+        {"title": "Text", "text": verdict, "state": {"coherent": "good", "incoherent": "bad"}.get(verdict, "open")},
+    ]
+
+
+def _chip(title: str, text: str, good: bool) -> dict[str, str]:
+    return {"title": title, "text": text, "state": "open" if text == "not run" else "good" if good else "bad"}
+
+
+def layer_strip(spec: ModelSpec) -> list[dict[str, Any]]:
+    """Return the decoder layers from first to last, each with the number of its kind."""
+    kind_of = {layer: index for index, kind in enumerate(spec.layer_kinds) for layer in kind.layers}
+    return [{"index": layer, "kind": kind_of[layer]} for layer in sorted(kind_of)]
+
+
+def layers_prefix(spec: ModelSpec) -> str:
+    """Return the path of the list of decoder layers, with its dot: "model.layers."."""
+    return spec.layer_kinds[0].path.rpartition(".")[0] + "."
+
+
+def layer_kind(spec: ModelSpec, kind: LayerKind, index: int) -> dict[str, Any]:
+    """Return a kind of layer: which layers are of it, and the blocks in its first one."""
+    prefix = f"{kind.path}."
+    shared = f"{spec.layer_kinds[0].path}."
+    blocks = [_inner(block, prefix) or _inner(block, shared) for block in spec.blocks]
+    return {
+        "name": kind.name.replace("_", " "),
+        "index": index,
+        "count": len(kind.layers),
+        "range": ranges(kind.layers),
+        "path": kind.path,
+        "blocks": [block for block in blocks if block],
+    }
+
+
+def _inner(block: Block, prefix: str) -> dict[str, str] | None:
+    if not block.path.startswith(prefix):
+        return None
+    return {"name": block.path.removeprefix(prefix), "class_name": block.class_name, "kind": block.kind}
+
+
+def ranges(numbers: list[int]) -> str:
+    """Return numbers as ranges: "0-3, 5"."""
+    runs = (list(group) for _, group in groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]))
+    bounds = ((run[0][1], run[-1][1]) for run in runs)
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in bounds)
+
+
+def files(context: RunContext, found: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the files that this model has under the root, with links relative to the report."""
+    from onboard.workflow.phases.cookbook import notebook_path
+
+    family, registration = context.spec.family, found["registration"]
+    listed = [
+        (f"models/modeling_{family}.py", "generated model"),
+        (f"tests/equivalence/test_{family}_modeling.py", "generated tests"),
+        ("registry/models.yaml", f"registry, entry {registration.get('entry_status', 'missing')}"),
+        (registration.get("config", ""), f"standalone config, {registration.get('config_status', '')}"),
+        ("registry/supported_models.md", "support matrix"),
+        (context.relative(notebook_path(context)) if registration else "", "cookbook"),
+        *((context.relative(context.artifact(name)), what) for name, what in _WORK_FILES),
+    ]
+    return [
+        {"path": path, "href": _href(context.root / path, context.work_dir), "what": what}
+        for path, what in listed
+        if path and context.root.joinpath(path).exists()
+    ]
+
+
+_WORK_FILES = (
+    ("spec.yaml", "spec, which may be edited"),
+    ("tests.json", "test results"),
+    ("review.json", "review"),
+    ("run.json", "prompts, outputs, pipeline history"),
+    ("worklog.md", "worklog"),
+)
+
+
+def test_groups(tests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the tests by level, in the order in which they ran, each with its bar on the error scale."""
+    levels: dict[str, list[dict[str, Any]]] = {}
+    for test in tests:
+        row = test | {"bar": error_position(test["error"]), "tick": error_position(test["tolerance"])}
+        levels.setdefault(test["level"], []).append(row)
+    return [{"level": level.replace("_", " "), "rows": rows} for level, rows in levels.items()]
+
+
+def error_position(error: float | None) -> float | None:
+    """Return where an error lies on the logarithmic scale, in percent; None when nothing was measured."""
+    if error is None:
+        return None
+    low, high = map(math.log10, _LEVELS)
+    position = 100 * (math.log10(max(error, 1e-300)) - low) / (high - low)
+    return round(min(max(position, 0.0), 100.0), 1)
+
+
+def run_view(name: str, run: dict[str, Any]) -> dict[str, Any]:
+    """Return a run with its transforms' bars (share of the slowest) and readable sizes."""
+    transforms = [entry for entry in run.get("transforms", []) if entry["enabled"]]
+    slowest = max((entry["seconds"] for entry in transforms), default=0) or 1
+    bars = [entry | {"bar": round(100 * entry["seconds"] / slowest, 1)} for entry in transforms]
+    return run | {"name": name, "transforms": bars, "memory": size(run.get("peak_memory_bytes") or 0)}
+
+
+def limitations(spec: ModelSpec, found: dict[str, Any], runs: dict[str, Any]) -> list[str]:
+    """Return what is not covered, not shown or not judged."""
+    full, tests = runs.get("full", {}), found["tests"].get("tests", [])
+    settings, coherence = full.get("settings", {}), full.get("coherence") or {}
+    skipped = sum(test["status"] == "skipped" for test in tests)
+    notes = [f"{skipped} tests were skipped for want of the hardware that they need."] if skipped else []
+    if not full:
+        notes.append("There was no full run.")
+    if settings.get("device") == "cpu":
+        notes.append("Ran on the CPU only: GPU kernels and CUDA graphs are untested for this model.")
+    if settings.get("device") == "cuda" and not full["cuda_graphs"]["used"]:
+        notes.append("CUDA graphs were not used.")
+    if coherence.get("verdict") == "not judged":
+        notes.append(f"The text was not judged: {coherence['reason']}.")
+    positions, longest = max_positions(spec.config), settings.get("max_seq_len")
+    if positions and longest and longest < positions:
+        notes.append(f"The config serves {longest:,} of the model's {positions:,} positions (max_seq_len).")
+    return notes
+
+
+def size(num_bytes: float) -> str:
+    """Return a number of bytes for people, in binary units."""
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.3g} {unit}" if unit != "B" else f"{num_bytes:.0f} B"
+        num_bytes /= 1024
+    return f"{num_bytes:,.1f} GiB"
+
+
+def short_count(number: int) -> str:
+    """Return a count for people: 8.03 B, 124 M, 512."""
+    for factor, unit in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if number >= factor:
+            return f"{number / factor:.3g}{unit}"
+    return str(number)
+
+
+def _optional(context: RunContext, name: str) -> dict[str, Any]:
+    """Return an artifact, or nothing when the road did not come that far."""
+    try:
+        content: dict[str, Any] = context.read_json(name)
+    except FileNotFoundError:
+        return {}
+    return content
+
+
+def _href(path: Path, base: Path) -> str:
+    return Path(os.path.relpath(path, base)).as_posix()

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from onboard.workflow.phase import RunContext
+from onboard.workflow.phases.cookbook import Cookbook, notebook_path, sampling_arguments
+from onboard.workflow.phases.register import Register
+
+from .conftest import ContextFactory
+
+
+def _write(context: RunContext) -> nbformat.NotebookNode:
+    Register().run(context)
+    Cookbook().run(context)
+    notebook = nbformat.read(notebook_path(context), as_version=4)
+    nbformat.validate(notebook)
+    return notebook
+
+
+def _code(notebook: nbformat.NotebookNode) -> list[str]:
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_the_notebook_is_valid_clean_and_deterministic(context_for: ContextFactory) -> None:
+    context = context_for("org/Tiny-Llama.1")
+    notebook = _write(context)
+    path = context.root / "cookbooks" / "tiny_llama.1_cookbook.ipynb"
+    before = path.read_bytes()
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in notebook.cells if "outputs" in cell)
+    assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
+    path.unlink()
+    Cookbook().run(context)
+    assert path.read_bytes() == before
+
+
+def test_every_code_cell_compiles_and_names_what_exists(context_for: ContextFactory) -> None:
+    context = context_for("org/tiny")
+    for source in _code(_write(context)):
+        ast.parse(source)
+    text = notebook_path(context).read_text()
+    assert "registry/configs/tiny.yaml" in text
+    assert "onboard serve" not in text
+
+
+def test_prompts_are_tokens_without_a_tokenizer_and_text_with_one(context_for: ContextFactory) -> None:
+    context = context_for("org/tiny")
+    assert "prompts = [[5, 3, 8, 2], [7, 1]]" in "\n".join(_code(_write(context)))
+    (context.source.files() / "tokenizer.json").write_text("{}")
+    assert "prompts = ['Once upon a time'" in "\n".join(_code(_write(context)))
+
+
+@pytest.mark.parametrize(
+    "name", ["x\n%% code\nimport os; os.abort()", "a' + str(1/0) + '", "{{ 7 * 7 }}", '"""', "`|<b>"]
+)
+def test_a_hostile_name_stays_text(context_for: ContextFactory, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name.replace("/", "_")
+    folder.mkdir()
+    plain = _write(context_for("org/tiny"))
+    notebook = _write(context_for(str(folder)))
+    assert len(notebook.cells) == len(plain.cells)
+    for source in _code(notebook):
+        tree = ast.parse(source)
+        assert not [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "abort"]
+        assert not [n for n in ast.walk(tree) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add)]
+
+
+@pytest.mark.parametrize(
+    ("generation", "arguments"),
+    [
+        ({}, "temperature=0.8, top_p=0.95"),
+        ({"temperature": 0.6, "top_k": 20, "do_sample": True}, "temperature=0.6, top_k=20"),
+        ({"temperature": "1); import os; (", "top_k": True, "top_p": float("nan")}, "temperature=0.8, top_p=0.95"),
+    ],
+)
+def test_sampling_arguments_are_numbers(generation: dict[str, object], arguments: str) -> None:
+    assert sampling_arguments(generation) == arguments
+
+
+def test_the_checkpoint_says_how_to_sample(context_for: ContextFactory) -> None:
+    context = context_for("org/tiny")
+    (context.source.files() / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 20}))
+    text = "\n".join(cell.source for cell in _write(context).cells)
+    assert "| `temperature` | 0.6 |" in text
+    assert "temperature=0.6, top_k=20, max_tokens=" in text
