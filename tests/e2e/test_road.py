@@ -69,7 +69,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A checkpoint whose name and config try to inject code, onboarded undisturbed."""
     folder = tmp_path_factory.mktemp("hostile")
     checkpoint = save_checkpoint(folder / FOLDER)
-    edit_config(checkpoint, _name_or_path=INJECTION, architectures=["LlamaForCausalLM", INJECTION])
+    edit_config(checkpoint, _name_or_path=INJECTION, transformers_version=INJECTION)
     edit_config(checkpoint, **{INJECTION: INJECTION, "task_specific_params": {INJECTION: 1}})
     began = time.monotonic()
     document = finish(start(command(checkpoint, folder / "root")))

@@ -66,7 +66,7 @@ def _prove_for_relatives(text: str, context: RunContext) -> None:
             prove(text, relative, export=False)
         except OnboardError as error:
             raise OnboardError(
-                f"the model file for {context.model} does not serve {relative.model}, which shares it ({error.message})",
+                f"the model file for {context.model} does not serve {relative.model}, which shares it: {error.message}",
                 hint="Onboard one of them under another --root",
             ) from error
 
