@@ -48,7 +48,10 @@ def test_rmse_ratio_is_relative_to_the_expected_value() -> None:
     [
         (torch.tensor([1.0, float("nan")]), r"rmse ratio nan.*at \[1\] it gives nan, expected 2"),
         (torch.tensor([1.0, float("inf")]), r"rmse ratio (inf|nan).*at \[1\] it gives inf"),
-        (torch.tensor([1.0, 2.1]), r"norm: rmse ratio 4.47e-02, at most 1e-02.*at \[1\] it gives 2\.0999999, expected 2$"),
+        (
+            torch.tensor([1.0, 2.1]),
+            r"norm: rmse ratio 4.47e-02, at most 1e-02.*at \[1\] it gives 2\.0999999, expected 2$",
+        ),
         (torch.tensor([[1.0, 2.0]]), r"norm: the shape is \[1, 2\], expected \[2\]"),
     ],
 )

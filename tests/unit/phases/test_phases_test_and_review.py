@@ -122,7 +122,9 @@ def test_the_review_passes_good_files_and_writes_its_verdicts(make: Make, llama_
 def test_the_review_fails_with_the_item_and_the_line(make: Make, llama_files: dict[str, str]) -> None:
     context = make(("position_ids is not None", "input_ids is not None"))
     context.files.write(context.root / TEST, llama_files[str(TEST)])
-    with pytest.raises(OnboardError, match=r"review: 1 of \d+ items failed, first M03 .*: models/modeling_llama.py:1: "):
+    with pytest.raises(
+        OnboardError, match=r"review: 1 of \d+ items failed, first M03 .*: models/modeling_llama.py:1: "
+    ):
         ReviewPhase().run(context)
     items = {item["id"]: item["verdict"] for item in context.read_json("review.json")["items"]}
     assert items["M03"] == "FAIL"
