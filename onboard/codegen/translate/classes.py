@@ -391,7 +391,7 @@ class Translator:
 
     def _learn(self, key: tuple[str, str], node: ast.FunctionDef, bound: dict[str, Value], translated: bool) -> None:
         """Join what a use passes into the facts of a function; a parameter that a use leaves out has its default."""
-        defaults = {item: _default_fact(default) for item, default in _default_nodes(node).items()}
+        defaults = {item: _default_fact(default) for item, default in default_nodes(node).items()}
         new = {**defaults, **{item: _fact(value) for item, value in bound.items()}}
         known = self.facts.get(key)
         if known is None:
@@ -420,7 +420,8 @@ def bind(node: ast.FunctionDef, args: Args, *, method: bool) -> tuple[dict[str, 
     return bound, rest
 
 
-def _default_nodes(node: ast.FunctionDef) -> dict[str, ast.expr]:
+def default_nodes(node: ast.FunctionDef) -> dict[str, ast.expr]:
+    """Return a definition's defaults by parameter."""
     names = [item.arg for item in (*node.args.posonlyargs, *node.args.args)]
     defaults = dict(zip(names[len(names) - len(node.args.defaults) :], node.args.defaults, strict=True))
     pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
@@ -437,7 +438,7 @@ def _default_fact(node: ast.expr) -> Value:
 def _defaults(node: ast.FunctionDef, frame: Frame) -> dict[str, Value]:
     from onboard.codegen.translate.evaluate import evaluate
 
-    return {key: evaluate(item, frame) for key, item in _default_nodes(node).items()}
+    return {key: evaluate(item, frame) for key, item in default_nodes(node).items()}
 
 
 def _fact(value: Value) -> Value:
