@@ -10,8 +10,9 @@ from torch import nn
 
 from onboard.analysis.source import find_method, module_source
 from onboard.codegen.translate import cleanup
-from onboard.codegen.translate.classes import ClassState, Routine, Translator, default_nodes
+from onboard.codegen.translate.classes import ClassState, Routine, Translator
 from onboard.codegen.translate.execute import execute
+from onboard.codegen.translate.facts import default_nodes
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.prune import ReplaceAttribute, prune
