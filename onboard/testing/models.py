@@ -14,20 +14,16 @@ from torch import nn
 from onboard.modeling import registered_model
 
 
-def hf_causal_lm(
-    model_class: Any, config: Any, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32
-) -> nn.Module:
+def hf_causal_lm(model_class: Any, config: Any, seed: int, device: str = "cpu", dtype: str = "float32") -> nn.Module:
     """Return Hugging Face's model with eager attention and random weights everywhere."""
-    model: nn.Module = model_class._from_config(config, attn_implementation="eager", dtype=dtype)
+    model: nn.Module = model_class._from_config(config, attn_implementation="eager", dtype=getattr(torch, dtype))
     randomize_(model, seed)
     return model.to(device).eval()
 
 
-def generated_causal_lm(
-    model_file: Path, config: Any, device: str = "cpu", dtype: torch.dtype = torch.float32
-) -> nn.Module:
+def generated_causal_lm(model_file: Path, config: Any, device: str = "cpu", dtype: str = "float32") -> nn.Module:
     """Return the model of a generated model file for `config`; its parameters have `dtype`."""
-    with _default_dtype(dtype):  # not .to(dtype): that would round the float32 tables of RoPE too
+    with _default_dtype(getattr(torch, dtype)):  # not .to(dtype): that would round the float32 tables of RoPE too
         model = generated_class(model_file, type(config).__name__)(config)
     return model.to(device).eval()
 

@@ -49,7 +49,7 @@ def test_the_phase_writes_and_runs_the_tests(make: Make) -> None:
     assert {row["status"] for row in record["tests"]} == {"passed"}
     assert {row["device"] for row in record["tests"]} == {"cpu"}
     assert [row["level"] for row in record["tests"]] == sorted(
-        (row["level"] for row in record["tests"]), key=["block", "layer", "model", "export"].index
+        (row["level"] for row in record["tests"]), key=["block", "layer", "model", "export", "cached_decode"].index
     )
     assert all(0 <= row["error"] <= 1e-5 for row in record["tests"])
     assert record["command"].startswith("ONBOARD_SEED=")
@@ -58,32 +58,18 @@ def test_the_phase_writes_and_runs_the_tests(make: Make) -> None:
     assert left == {str(MODEL), str(TEST), ".onboard/llama/spec.yaml", ".onboard/llama/tests.json"}
 
 
-@pytest.mark.parametrize(
-    ("change", "first"),
-    [
-        (("self.variance_epsilon)", "0.1)"), r"test_block\[cpu-model.layers.0.input_layernorm\] failed"),
-        (('["rope_theta"] **', '["rope_theta"] * 2 **'), r"test_block\[cpu-model.rotary_emb\] failed"),
-        (("self.head_dim**-0.5", "0.2"), r"test_block\[cpu-model.layers.0.self_attn\] failed"),
-        (("self.gate_proj.weight,", "self.up_proj.weight,"), r"test_block\[cpu-model.layers.0.mlp\] failed"),
-        (("return hidden_states + self.mlp", "return self.mlp"), r"test_layer\[cpu-model.layers.0\] failed"),
-        (("in self.layers:", "in self.layers[1:]:"), r"test_model\[cpu\] failed"),
-        (("batch, sequence, _ =", "batch, sequence = 2, 24\n        _ ="), r"test_export\[cpu\] failed"),
-    ],
-    ids=["norm", "rotary", "attention", "mlp", "layer", "model", "export"],
-)
-def test_the_first_broken_part_is_named(make: Make, change: tuple[str, str], first: str) -> None:
-    context = make(change)
-    with pytest.raises(OnboardError, match=first) as error:
+def test_the_first_broken_part_is_named_with_both_values(make: Make) -> None:
+    context = make(("self.head_dim**-0.5", "0.2"))
+    named = r"^test_block\[cpu-model.layers.0.self_attn\] failed \(4 of 10 .* it gives .*, expected "
+    with pytest.raises(OnboardError, match=named):
         TestPhase().run(context)
-    if "export" not in first:
-        assert " it gives " in error.value.message
-        assert ", expected " in error.value.message
-    assert any(row["status"] == "failed" for row in context.read_json("tests.json")["tests"])
+    assert [row["status"] for row in context.read_json("tests.json")["tests"]].count("failed") == 4
 
 
-def test_a_model_file_that_lacks_a_parameter_fails(make: Make) -> None:
-    with pytest.raises(OnboardError, match=r"parameter names differ: missing \['model.layers.0.mlp.up_proj.weight'"):
-        TestPhase().run(make(("self.up_proj", "self.upward_proj")))
+def test_a_test_file_that_does_not_import_fails(make: Make) -> None:
+    context = make(("import onboard.ops", "import onboard.no_such_ops"))
+    with pytest.raises(OnboardError, match="No module named 'onboard.no_such_ops'"):
+        TestPhase().run(context)
 
 
 def test_a_dry_run_tests_and_writes_nothing(make: Make) -> None:
@@ -122,7 +108,9 @@ def test_the_review_passes_good_files_and_writes_its_verdicts(make: Make, llama_
 def test_the_review_fails_with_the_item_and_the_line(make: Make, llama_files: dict[str, str]) -> None:
     context = make(("position_ids is not None", "input_ids is not None"))
     context.files.write(context.root / TEST, llama_files[str(TEST)])
-    with pytest.raises(OnboardError, match=r"review: 1 of \d+ items failed, first M03 .*: models/modeling_llama.py:1: "):
+    with pytest.raises(
+        OnboardError, match=r"review: 1 of \d+ items failed, first M03 .*: models/modeling_llama.py:1: "
+    ):
         ReviewPhase().run(context)
     items = {item["id"]: item["verdict"] for item in context.read_json("review.json")["items"]}
     assert items["M03"] == "FAIL"
