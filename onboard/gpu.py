@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,20 @@ def _gpu(handle: object) -> Gpu:
 
 
 def system_memory() -> Memory:
-    """Return the system's memory, as POSIX `sysconf` counts it."""
+    """Return the system's memory, as POSIX `sysconf` counts it, or what a container's limit leaves of it."""
     page = os.sysconf("SC_PAGE_SIZE")
-    return Memory(page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES"))
+    total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
+    limit = _container_limit() or total
+    return Memory(min(total, limit), min(free, limit))
+
+
+def _container_limit() -> int | None:
+    """Return the memory limit of this process's control group (version 2); None without one."""
+    try:
+        text = _CGROUP_LIMIT.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
 
 
 def device_memory(device: str) -> Memory:

@@ -24,6 +24,7 @@ _WEIGHT_PATTERNS = [
     *("*.onnx", "*.onnx_data", "*.tflite", "*.mlmodel", "*.pkl", "*.nemo", "*.tar", "*.tar.gz", "*.zip"),
     *("onnx/*", "openvino/*", "coreml/*", "original/*", "*.mlpackage/*"),
 ]
+_SHARD = re.compile(r"[A-Za-z0-9_.-]+\.safetensors")
 _MODEL_TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -160,7 +161,7 @@ def shard_names(folder: Path) -> list[str]:
         names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise OnboardError(f"{path} is not an index of safetensors files", hint="Fetch the model again") from error
-    if stray := [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]:
+    if stray := [name for name in names if not _SHARD.fullmatch(str(name))]:
         raise OnboardError(f"{path} names {stray[0]!r}, which is no safetensors file beside it", hint="Do not trust it")
     return names
 

@@ -163,11 +163,12 @@ def _layers(subject: Subject) -> Outcome:
 
 
 def _whole_model(subject: Subject) -> Outcome:
+    """The path "" is the whole model: its recorded call has Hugging Face's logits."""
     test = _tests(subject).get("test_model")
-    logits = [node for node in subject.test.all(ast.Attribute, test) if node.attr == "logits"] if test else []
-    models = {dotted(call.func) for call in subject.test.all(ast.Call, test)} if test else set()
-    both = {"pair.actual", "pair.expected"} <= models
-    return require(subject.test, logits if both else [], "no test_model that compares both models' logits")
+    calls = subject.test.all(ast.Subscript, test) if test else []
+    recorded = [node for node in calls if ast.unparse(node) == "pair.calls['']"]
+    replayed = _calls(subject, "call.replay", inside=test) if test else []
+    return require(subject.test, replayed if recorded else [], "no test_model that compares both models' logits")
 
 
 def _export(subject: Subject) -> Outcome:

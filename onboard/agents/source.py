@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+from onboard.errors import OnboardError
+
 N = TypeVar("N", bound=ast.AST)
 Function = ast.FunctionDef
 
@@ -21,17 +23,17 @@ class Source:
     path: str
     """As shown in evidence."""
     text: str
+    tree: ast.Module
 
     @classmethod
     def load(cls, path: Path, root: Path) -> Source:
         """Read a file; evidence shows its path relative to `root`."""
-        shown = path.relative_to(root) if path.is_relative_to(root) else path
-        return cls(shown.as_posix(), path.read_text(encoding="utf-8"))
-
-    @cached_property
-    def tree(self) -> ast.Module:
-        """The syntax tree."""
-        return ast.parse(self.text, self.path)
+        shown = (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
+        text = path.read_text(encoding="utf-8")
+        try:
+            return cls(shown, text, ast.parse(text, shown))
+        except SyntaxError as error:
+            raise OnboardError(f"{shown}:{error.lineno}: {error.msg}", hint="Generate the file again") from error
 
     @cached_property
     def lines(self) -> list[str]:

@@ -9,9 +9,11 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from onboard.agents.source import Outcome, Source
 from onboard.analysis.spec import Block, ModelSpec
+from onboard.testing.models import generated_class
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,22 @@ class Subject:
     @cached_property
     def expected_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of the checkpoint's tensors: the state dict of Hugging Face's model, built without memory."""
-        config_class = getattr(importlib.import_module("transformers"), self.spec.config_class)
         model_class = getattr(importlib.import_module(self.spec.hf_module), self.spec.architecture)
+        return _shapes(self._build(model_class))
+
+    def actual_shapes(self) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+        """Execute the model file; return the shapes in its model's state dict, and the names of the parameters."""
+        model = self._build(generated_class(self.model_file, self.spec.config_class))
+        return _shapes(model), {name for name, _ in model.named_parameters()}
+
+    def _build(self, model_class: type[nn.Module]) -> nn.Module:
+        config_class = getattr(importlib.import_module("transformers"), self.spec.config_class)
         with torch.device("meta"):
-            model = model_class(config_class(**self.spec.config))
-        return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+            return model_class(config_class(**self.spec.config))
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 @dataclass(frozen=True)

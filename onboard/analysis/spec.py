@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from onboard.errors import OnboardError
 
 
 class _Record(BaseModel):
@@ -74,14 +78,30 @@ class ModelSpec(_Record):
     tricky: list[str] = Field(default_factory=list)
     """What a human should look at."""
 
+    def to_yaml(self) -> str:
+        """Return the spec as YAML."""
+        yaml, stream = YAML(), StringIO()
+        yaml.width = 110
+        yaml.dump(self.model_dump(mode="json"), stream)
+        return stream.getvalue()
+
+    @classmethod
+    def from_yaml(cls, text: str) -> ModelSpec:
+        """Read a spec that `to_yaml` wrote, or that a user edited since; raise `OnboardError` when it is not one."""
+        try:
+            return cls.model_validate(YAML(typ="safe").load(text))
+        except ValidationError as error:
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        except YAMLError as error:
+            reason = " ".join(str(error).split())
+        raise OnboardError(f"the model's spec is not valid ({reason})", hint="Correct it, or rerun with --from analyze")
+
     def save(self, path: Path) -> None:
         """Write the spec as YAML."""
-        yaml = YAML()
-        yaml.width = 110
-        with path.open("w", encoding="utf-8") as file:
-            yaml.dump(self.model_dump(mode="json"), file)
+        path.write_text(self.to_yaml(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> ModelSpec:
-        """Read a spec that `save` wrote, or that a user edited since."""
-        return cls.model_validate(YAML(typ="safe").load(path.read_text(encoding="utf-8")))
+        """Read a spec from its file."""
+        return cls.from_yaml(path.read_text(encoding="utf-8"))

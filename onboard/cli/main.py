@@ -57,7 +57,9 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run one command line; return its exit code. Every failure is one line on stderr."""
     try:
         result = app(arguments, prog_name="onboard", standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        code = result if isinstance(result, int) else 0
+        # Some versions of typer turn an interrupt into this code, others raise.
+        return _fail("interrupted", code) if code == INTERRUPTED else code
     except typer.Exit as error:
         return int(error.exit_code)
     except _ClickUsageError as error:

@@ -28,6 +28,7 @@ TEMPLATE = "tests/test_modeling.py.j2"
 _BATCH, _LENGTH = 2, 24
 _STARTS = (0, ORIGINAL_POSITIONS + 1)
 """Prompts lie on both sides of the position at which RoPE that scales with length switches."""
+_PROMPT_LENGTHS = (3, 17, ORIGINAL_POSITIONS + 6)
 _KINDS = {"rotary": "rotary", "rmsnorm": "norm", "layernorm": "norm", "mlp": "mlp", "attention": "attention"}
 """Kinds of the spec, in the order in which their tests come (what others are made of first) -> kind in the test."""
 _CONTAINERS = {"decoder_layer", "model", "causal_lm"}
@@ -57,11 +58,11 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None) -> str:
     The tests need neither the checkpoint nor the spec: the small config and the module paths are written into them.
     A template under `root` comes before the shipped one.
     """
+    _check_names(spec)
     config = tiny_config(load_config(spec.config))
     model = _meta_model(spec, config)
     layers = _layers(spec, model)
     blocks = _blocks(spec, model, layers)
-    _check_names(spec)
     return _render(
         root,
         version=__version__,
@@ -75,6 +76,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None) -> str:
         gpu_limits={kind: limit for kind, limit in _GPU_LIMITS.items() if kind in {*blocks.values(), "layer", "model"}},
         batch=_BATCH,
         length=_LENGTH,
+        prompt_lengths=_PROMPT_LENGTHS,
         starts=_STARTS,
     )
 

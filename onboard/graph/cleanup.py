@@ -9,7 +9,8 @@ from onboard.graph.fx import attribute
 
 def clean_up(gm: fx.GraphModule) -> None:
     """Remove dead nodes, then parameters, buffers and modules that the graph does not read; check and recompile."""
-    gm.graph.eliminate_dead_code()
+    # An unused random result is as dead as any other.
+    gm.graph.eliminate_dead_code(lambda node: node.is_impure(impure_random=False))
     _drop_unused_tensors(gm)
     _drop_empty_modules(gm, {str(node.target) for node in gm.graph.nodes if node.op in ("call_module", "get_attr")})
     gm.graph.lint()

@@ -44,12 +44,13 @@ class CachedOpDescriptor(ABC):
         overload: OpOverload = packet.default
         return overload
 
+    @abstractmethod
     def check(self, node: fx.Node) -> None:
         """Raise `OnboardError` when the node asks for something that its cached form cannot do."""
 
+    @abstractmethod
     def prepare(self, gm: fx.GraphModule, node: fx.Node) -> fx.Node:
         """Bring a source node into the form that the cached operator takes; return the node that now stands for it."""
-        return node
 
     @abstractmethod
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, KVPagedResource]:
@@ -86,7 +87,7 @@ class AttentionDescriptor(CachedOpDescriptor):
         with gm.graph.inserting_before(node):
             tensors = [_transpose(gm, tensor) for tensor in list(found.values())[: self.num_tensors]]
             options = {**dict(list(found.items())[self.num_tensors :]), "layout": "bsnd"}
-            bsnd = gm.graph.call_function(node.target, tuple(tensors), options)
+            bsnd = gm.graph.call_function(self.source.default, tuple(tensors), options)
             bsnd.meta.update(node.meta)
             bsnd.meta["val"] = node.meta["val"].transpose(1, 2)
             output = _transpose(gm, bsnd)

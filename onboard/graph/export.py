@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from onboard.graph.fx import attribute
+from onboard.graph.fx import attribute, nodes_of, replace_with
 from onboard.graph.shapes import fake_like
 
 
@@ -75,6 +75,7 @@ def _rehomed(exported: fx.GraphModule, model: nn.Module, *, clone: bool) -> fx.G
     """Build a plain graph module from an exported one, with the model's tensors in place of the fake ones."""
     graph = exported.graph
     _return_first_tensor(graph)
+    _remove_dropout(exported)
     graph.set_codegen(fx.graph.CodeGen())
     names, tensors = _state(model, clone=clone)
     tied = {name: first for name, first in names.items() if name != first}
@@ -96,6 +97,13 @@ def _return_first_tensor(graph: fx.Graph) -> None:
     assert leaves, "the exported model returns no tensor"
     output.args = (leaves[0],)
     output.meta["val"] = leaves[0].meta.get("val")
+
+
+def _remove_dropout(gm: fx.GraphModule) -> None:
+    """Remove dropout, which does nothing in evaluation mode."""
+    for node in nodes_of(gm, torch.ops.aten.dropout):
+        assert not node.args[2], "the model was exported in training mode"
+        replace_with(node, node.args[0])  # type: ignore[arg-type]
 
 
 def _state(model: nn.Module, *, clone: bool) -> tuple[dict[str, str], dict[str, torch.Tensor]]:

@@ -47,7 +47,9 @@ def only_user(node: fx.Node) -> fx.Node | None:
 
 
 def replace_with(node: fx.Node, new: fx.Node) -> None:
-    """Let every user of `node` use `new` instead, and erase `node`."""
+    """Let every user of `node` use `new` instead, and erase `node`; `new` has its shape if it had none of its own."""
+    if "val" in node.meta:
+        new.meta.setdefault("val", node.meta["val"])
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
 

@@ -63,7 +63,7 @@ class SequenceInfo:
         self._host = torch.zeros(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = self._host if device.type == "cpu" else torch.zeros(total, dtype=torch.uint8, device=device)
         self._layouts = [self._layout(tokens, sequences) for tokens in (sequences, self.max_num_tokens + 1)]
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.args: dict[str, torch.Tensor] = {}
         """The graph's inputs for this step, by name."""
         self.num_sequences = 0
@@ -117,7 +117,7 @@ class SequenceInfo:
         For warm-up, measurement and capture: it has the shapes of a real step; what it computes is of no use.
         """
         kv = np.full(size, kv_len)
-        self.set_batch(np.zeros(size, dtype=np.int64), kv - 1, np.ones(size), self._example_pages(size))
+        self.set_batch(np.zeros(size, dtype=np.int64), kv - 1, np.ones_like(kv), self._example_pages(size))
 
     def set_prefill_example(self, tokens: int) -> None:
         """Set a prefill of `tokens` tokens in sequences as long as possible, all in the same pages."""

@@ -27,6 +27,9 @@ import importlib.util
 from onboard.ops import attention, cached_attention, fused, gather, linear, norm, rope  # noqa: F401  (registers)
 from onboard.ops.library import op_sources
 
+if importlib.util.find_spec("triton") is not None:
+    from onboard.ops import triton  # noqa: F401  (registers)
+
 _CANONICAL = (attention, linear, norm, rope)
 
 

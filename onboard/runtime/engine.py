@@ -15,8 +15,7 @@ from onboard.errors import UsageError
 from onboard.graph.sequence import CachedSequenceInterface
 from onboard.runtime.rope import LengthDependentRope
 from onboard.runtime.sampling import SamplingParams, make_generator, sample
-from onboard.runtime.scheduler import Chunk, FinishReason, Scheduler, Step
-from onboard.runtime.scheduler import Sequence as Output
+from onboard.runtime.scheduler import Chunk, FinishReason, Request, Scheduler, Step
 from onboard.runtime.tokenizer import Detokenizer, Tokenizer
 
 _LOGITS_CHUNK = 256  # tokens whose logits `logits` computes at a time: rows of the vocabulary's size are large
@@ -78,12 +77,15 @@ class Engine:
         """Most tokens, prompt included, that one sequence can have."""
         return min(self.cache.info.max_seq_len, self.cache.allocator.num_usable * self.cache.info.page_size)
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams) -> list[Output]:
-        """Queue a prompt; return its `params.n` outputs, which `step` completes. Raises `UsageError` if it is too long."""
+    def submit(self, prompt: Sequence[int], params: SamplingParams) -> list[Request]:
+        """Queue a prompt; return its `params.n` outputs, which `step` completes.
+
+        Raises `UsageError` if the prompt is empty or too long.
+        """
         self._check_prompt(prompt, room_for=1)
         if params.stop and self.tokenizer is None:
             raise UsageError("stop texts need a tokenizer and the checkpoint has none", hint="Use stop_token_ids")
-        outputs = [Output(list(prompt), params, make_generator(params, index)) for index in range(params.n)]
+        outputs = [Request(list(prompt), params, make_generator(params, index)) for index in range(params.n)]
         for output in outputs:
             self.scheduler.add(output)
         return outputs
@@ -164,26 +166,27 @@ class Engine:
         sequences = [chunk.sequence for _, chunk in complete]
         rows = [row for row, _ in complete]
         wanted = logits[: len(rows)] if rows == list(range(len(rows))) else logits[rows]
+        capacity = self.capacity
         choices = sample(wanted, [each.params for each in sequences], [each.generator for each in sequences])
         for sequence, choice in zip(sequences, choices, strict=True):
             self.scheduler.append(sequence, choice.token)
             if sequence.params.logprobs is not None:
                 sequence.logprobs.append(choice.logprobs)
-            if (reason := self._finish_reason(sequence)) is not None:
+            if (reason := self._finish_reason(sequence, capacity)) is not None:
                 self.scheduler.finish(sequence, reason)
                 self._set_text(sequence)
 
-    def _finish_reason(self, sequence: Output) -> FinishReason | None:
+    def _finish_reason(self, sequence: Request, capacity: int) -> FinishReason | None:
         params, token = sequence.params, sequence.tokens[-1]
         if token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos):
             return "stop"
         if params.stop and self._stop_position(sequence) is not None:
             return "stop"
-        if len(sequence.generated) >= params.max_tokens or len(sequence.tokens) >= self.capacity:
+        if sequence.num_generated >= params.max_tokens or len(sequence.tokens) >= capacity:
             return "length"
         return None
 
-    def _stop_position(self, sequence: Output) -> int | None:
+    def _stop_position(self, sequence: Request) -> int | None:
         """Return where in the text the first stop text begins."""
         assert self.tokenizer is not None
         detokenizer = self._detokenizers.setdefault(id(sequence), Detokenizer(self.tokenizer))
@@ -191,7 +194,7 @@ class Engine:
         found = [position for stop in sequence.params.stop if (position := text.find(stop)) >= 0]
         return min(found, default=None)
 
-    def _set_text(self, sequence: Output) -> None:
+    def _set_text(self, sequence: Request) -> None:
         if self.tokenizer is None:
             return
         if sequence.params.stop:

@@ -21,7 +21,7 @@ FinishReason = Literal["stop", "length"]
 
 
 @dataclass(eq=False)
-class Sequence:
+class Request:
     """One output while it is generated."""
 
     prompt: list[int]
@@ -47,16 +47,21 @@ class Sequence:
         return self.tokens[len(self.prompt) :]
 
     @property
+    def num_generated(self) -> int:
+        """How many tokens were generated."""
+        return len(self.tokens) - len(self.prompt)
+
+    @property
     def num_pending(self) -> int:
         """Known tokens that are not cached yet."""
         return len(self.tokens) - self.num_cached
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Chunk:
     """The next `length` uncached tokens of a sequence."""
 
-    sequence: Sequence
+    sequence: Request
     length: int
 
     @property
@@ -114,8 +119,8 @@ class Scheduler:
         self.max_batch_size = max_batch_size
         self.max_num_tokens = max_num_tokens
         self.rope = rope
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
         """In order of admission: the last one is preempted first."""
         self.num_preemptions = 0
         self.num_steps = 0
@@ -125,7 +130,7 @@ class Scheduler:
         """Whether any sequence is unfinished."""
         return bool(self.waiting or self.running)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: Request) -> None:
         """Queue a sequence; it must fit the cache when it is alone there."""
         self.waiting.append(sequence)
 
@@ -144,13 +149,13 @@ class Scheduler:
         """Record that a chunk's keys and values are in the cache."""
         chunk.sequence.num_cached += chunk.length
 
-    def append(self, sequence: Sequence, token: int) -> None:
+    def append(self, sequence: Request, token: int) -> None:
         """Append a generated token; a sequence that outgrows its rotary table is computed anew with the next one."""
         sequence.tokens.append(token)
         if self.rope and not self.rope.dynamic and self._table(sequence) != self.rope.table(len(sequence.tokens) - 1):
             sequence.num_cached = 0
 
-    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+    def finish(self, sequence: Request, reason: FinishReason) -> None:
         """Retire a sequence and free its pages."""
         sequence.finish_reason = reason
         self.running.remove(sequence)
@@ -172,7 +177,7 @@ class Scheduler:
             self._admit(step)
         return step
 
-    def _advance(self, sequence: Sequence, step: Step) -> None:
+    def _advance(self, sequence: Request, step: Step) -> None:
         """Put the next chunk of a running sequence into the step, if the step and the cache have room."""
         length = min(sequence.num_pending, self.max_num_tokens - step.num_tokens)
         if length and self._table(sequence) == step.rope_length and self._reserve(sequence, length):
@@ -193,7 +198,7 @@ class Scheduler:
             return False
         return self._pages_for(len(self.waiting[0].tokens)) <= self.allocator.num_free
 
-    def _reserve(self, sequence: Sequence, length: int) -> bool:
+    def _reserve(self, sequence: Request, length: int) -> bool:
         """Give the sequence pages for `length` more tokens, preempting the latest ones; False: it was preempted."""
         missing = self._pages_for(sequence.num_cached + length) - len(sequence.pages)
         while missing > self.allocator.num_free:
@@ -205,14 +210,14 @@ class Scheduler:
             sequence.pages += self.allocator.take(missing)
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Request) -> None:
         """Take a sequence's pages away; it computes its tokens again when it is admitted next."""
         self.running.remove(sequence)
         self._release(sequence)
         self.waiting.appendleft(sequence)
         self.num_preemptions += 1
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Request) -> None:
         self.allocator.give_back(sequence.pages)
         sequence.pages = []
         sequence.num_cached = 0
@@ -220,7 +225,7 @@ class Scheduler:
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
-    def _table(self, sequence: Sequence) -> int:
+    def _table(self, sequence: Request) -> int:
         return self.rope.table(len(sequence.tokens)) if self.rope else 0
 
     def _next_table(self) -> int:

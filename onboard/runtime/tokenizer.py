@@ -26,7 +26,7 @@ class Tokenizer:
 
         try:
             return cls(AutoTokenizer.from_pretrained(checkpoint))
-        except (ValueError, OSError, ImportError) as error:
+        except Exception as error:  # the Rust library raises bare exceptions
             raise OnboardError(f"the tokenizer in {checkpoint} does not load: {error}") from error
 
     def encode(self, text: str) -> list[int]:

@@ -3,15 +3,17 @@
 from onboard.testing.calls import Call, record_calls
 from onboard.testing.compare import assert_rmse_close, rmse_ratio
 from onboard.testing.models import copy_weights, generated_causal_lm, hf_causal_lm, randomize_
-from onboard.testing.prompts import fresh_seed, random_prompt
+from onboard.testing.prompts import all_logprobs, fresh_seed, ragged_prompts, random_prompt
 
 __all__ = [
     "Call",
+    "all_logprobs",
     "assert_rmse_close",
     "copy_weights",
     "fresh_seed",
     "generated_causal_lm",
     "hf_causal_lm",
+    "ragged_prompts",
     "random_prompt",
     "randomize_",
     "record_calls",

@@ -55,7 +55,11 @@ def tensors(value: Any) -> list[torch.Tensor]:
 def record_calls(
     model: nn.Module, paths: Iterable[str], prompts: Iterable[dict[str, torch.Tensor]]
 ) -> dict[str, list[Call]]:
-    """Run `model` on each of `prompts`; return the calls of the submodule at each path, in the order they came in."""
+    """Run `model` on each of `prompts`; return the calls of the submodule at each path, in the order they came in.
+
+    The path "" is the whole model. It also gets a mask of ones, because without one Hugging Face takes a gap in the
+    positions for the start of another packed sequence.
+    """
     calls: dict[str, list[Call]] = {path: [] for path in paths}
     handles = []
     for path, found in calls.items():
@@ -67,7 +71,7 @@ def record_calls(
         ]
     with torch.no_grad():
         for prompt in prompts:
-            model(**prompt, use_cache=False)
+            model(**prompt, attention_mask=torch.ones_like(prompt["input_ids"]), use_cache=False)
     for handle in handles:
         handle.remove()
     unused = [path for path, found in calls.items() if not found]

@@ -14,27 +14,30 @@ from torch import nn
 from onboard.modeling import registered_model
 
 
-def hf_causal_lm(
-    model_class: Any, config: Any, seed: int, device: str = "cpu", dtype: torch.dtype = torch.float32
-) -> nn.Module:
+def hf_causal_lm(model_class: Any, config: Any, seed: int, device: str = "cpu", dtype: str = "float32") -> nn.Module:
     """Return Hugging Face's model with eager attention and random weights everywhere."""
-    model: nn.Module = model_class._from_config(config, attn_implementation="eager", dtype=dtype)
+    model: nn.Module = model_class._from_config(config, attn_implementation="eager", dtype=getattr(torch, dtype))
     randomize_(model, seed)
     return model.to(device).eval()
 
 
-def generated_causal_lm(
-    model_file: Path, config: Any, device: str = "cpu", dtype: torch.dtype = torch.float32
-) -> nn.Module:
-    """Execute a generated model file and return its model for `config`; the parameters have `dtype`."""
+def generated_causal_lm(model_file: Path, config: Any, device: str = "cpu", dtype: str = "float32") -> nn.Module:
+    """Return the model of a generated model file for `config`; its parameters have `dtype`."""
+    with _default_dtype(getattr(torch, dtype)):  # not .to(dtype): that would round the float32 tables of RoPE too
+        model = generated_class(model_file, type(config).__name__)(config)
+    return model.to(device).eval()
+
+
+def generated_class(model_file: Path, config_class: str) -> type[nn.Module]:
+    """Execute a generated model file and return the class that it registers for `config_class`.
+
+    The file is always executed afresh: another root's file may have registered the same config class since.
+    """
     module_spec = importlib.util.spec_from_file_location(model_file.stem, model_file)
     assert module_spec is not None
     assert module_spec.loader is not None
-    # Always executed afresh: another root's file may have registered the same config class before.
     module_spec.loader.exec_module(importlib.util.module_from_spec(module_spec))
-    with _default_dtype(dtype):  # not .to(dtype): that would round the float32 tables of RoPE too
-        model = registered_model(type(config).__name__)(config)
-    return model.to(device).eval()
+    return registered_model(config_class)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Sequence
 
 import torch
 
@@ -20,11 +21,23 @@ def random_prompt(
 ) -> dict[str, torch.Tensor]:
     """Return random `input_ids` and `position_ids`, both [batch, length] int64.
 
-    The positions of each row go up by one from a random place in `start` + 1 to `start` + 8: a model that counts by
-    itself is found out. (They have no gaps, since Hugging Face takes a gap for the start of another packed sequence.)
+    Each row's positions begin at a random place in `start` + 1 to `start` + 8 and go up by one or two: a model that
+    counts by itself, or only looks at the first position, is found out. The largest is below `start` + 8 + 2 `length`.
     """
     generator = torch.Generator().manual_seed(seed)
     input_ids = torch.randint(vocab_size, (batch, length), generator=generator)
-    starts = start + 1 + torch.randperm(8, generator=generator)[:batch]
-    position_ids = starts[:, None] + torch.arange(length)
+    first = start + 1 + torch.randperm(8, generator=generator)[:batch, None]
+    steps = torch.randint(1, 3, (batch, length - 1), generator=generator)
+    position_ids = torch.cat((first, first + steps.cumsum(dim=1)), dim=1)
     return {"input_ids": input_ids.to(device), "position_ids": position_ids.to(device)}
+
+
+def ragged_prompts(vocab_size: int, lengths: Sequence[int], seed: int) -> list[list[int]]:
+    """Return one random prompt of each length, as token ids."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+def all_logprobs(steps: list[dict[int, float]]) -> torch.Tensor:
+    """Return the log-probabilities of every token at each step, [steps, vocabulary] float32, from a mapping a step."""
+    return torch.tensor([[step[token] for token in range(len(step))] for step in steps])

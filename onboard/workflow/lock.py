@@ -56,7 +56,7 @@ def exclusive(work_dir: Path, *, waiting: Callable[[], None]) -> Iterator[None]:
         # Removed while it is held: a waiting run notices that its file is gone, and takes a new one.
         lock_file.unlink(missing_ok=True)
         lock.release()
-        _remove_empty([work_dir, *made])
+        _remove_empty([work_dir, lock_file.parent, *made])
 
 
 def _acquire(lock_file: Path, waiting: Callable[[], None]) -> FileLock:

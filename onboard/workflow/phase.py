@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ruamel.yaml import YAML
-
 from onboard.analysis.spec import ModelSpec
 from onboard.config import DType, StrictModel
 
@@ -79,7 +77,7 @@ class RunContext:
     @property
     def spec(self) -> ModelSpec:
         """The model's spec, as the analyze phase wrote it or the user edited it."""
-        return ModelSpec.model_validate(YAML(typ="safe").load(self.files.read(self.artifact("spec.yaml"))))
+        return ModelSpec.from_yaml(self.files.read(self.artifact("spec.yaml")))
 
 
 @dataclass
@@ -102,6 +100,9 @@ class Phase(ABC):
     shared: ClassVar[frozenset[str]] = frozenset()
     """Artifacts that the runs of all models add to. Only their absence reruns the phase, which never overwrites what
     others put there."""
+    judges_input: ClassVar[bool] = False
+    """The phase may find that the model cannot be onboarded at all. Until the last such phase of a run has passed, all
+    writes are held back: bad input changes no file."""
     needs_weights: ClassVar[bool] = False
     """The phase reads the checkpoint's weights."""
 

@@ -15,5 +15,5 @@ def check_weights(folder: Path) -> None:
     for name in checkpoint.names():
         if found := find_non_finite(checkpoint.read(name)):
             raise OnboardError(
-                f"the weight {name} of {folder} holds a {found}", hint="Fetch or save the checkpoint again"
+                f"the weight {name} of {folder} holds {found}", hint="Fetch or save the checkpoint again"
             )

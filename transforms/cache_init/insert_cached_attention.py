@@ -76,4 +76,4 @@ def _swap(
 
 def _cache_dtype(context: TransformContext) -> torch.dtype | None:
     name = context.runtime.kv_cache_config.dtype
-    return None if name == "auto" else getattr(torch, name)  # type: ignore[no-any-return]
+    return None if name == "auto" else getattr(torch, name)

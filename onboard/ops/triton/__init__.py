@@ -1,1 +1,3 @@
-"""Triton back end."""
+"""Triton back end: importing this registers the `triton_*` ops."""
+
+from onboard.ops.triton import cached_attention, rmsnorm, rope, silu_mul, swiglu  # noqa: F401  (registers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.gpu import device_memory, gigabytes
@@ -20,6 +20,7 @@ class Gather(Phase):
     """Everything that comes from outside: the model's files, its size, and whether it is fit to go on with."""
 
     name = "gather"
+    judges_input: ClassVar[bool] = True
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on the model's files and on the options that decide what is refused."""
@@ -41,10 +42,15 @@ class Gather(Phase):
         require_causal_lm(config)
         build_on_meta(folder, trust_remote_code=remote_code)
         size = estimate_size(context.source, context.options.dtype, trust_remote_code=remote_code)
-        check_memory(size, context)
+        memory = check_memory(size, context)
         weights = _gather_weights(context, folder)
-        path = context.write_json(ARTIFACT, _facts(context, config, folder, size, remote_code, weights))
-        return PhaseResult({"gather": context.relative(path)}, f"{size}, weights {weights}")
+        facts = _facts(context, config, folder, size) | {
+            "remote_code": remote_code,
+            "memory": memory,
+            "weights": weights,
+        }
+        path = context.write_json(ARTIFACT, facts)
+        return PhaseResult({"gather": context.relative(path)}, f"{size}, {memory}, weights {weights}")
 
 
 def require_consent_for_code(config: dict[str, Any], *, trusted: bool) -> bool:
@@ -73,10 +79,15 @@ def require_causal_lm(config: dict[str, Any]) -> None:
 
     if config.get("is_encoder_decoder"):
         raise OnboardError(f"{config['model_type']} is an encoder-decoder", hint="Only causal language models work")
-    architectures = config.get("architectures") or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"])]
-    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    if architectures[0] not in known and "AutoModelForCausalLM" not in _auto_map(config):
-        found = architectures[0] or f"the model type {config['model_type']}"
+    architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(str(name).isidentifier() for name in architectures):
+        raise OnboardError(
+            f"config.json has architectures {architectures!r}, which are no names", hint="Do not trust it"
+        )
+    architecture = architectures[0] if architectures else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"])
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    if architecture not in known and "AutoModelForCausalLM" not in _auto_map(config):
+        found = architecture or f"the model type {config['model_type']}"
         raise OnboardError(f"{found} is not a causal language model", hint="Only causal language models work")
 
 
@@ -85,17 +96,23 @@ def _auto_map(config: dict[str, Any]) -> dict[str, Any]:
     return auto_map if isinstance(auto_map, dict) else {}
 
 
-def check_memory(size: ModelSize, context: RunContext) -> None:
-    """Raise `ConsentRequiredError` when the weights alone exceed the device's whole memory and nobody said --yes."""
+def check_memory(size: ModelSize, context: RunContext) -> str:
+    """Say whether the weights fit; raise `ConsentRequiredError` when they exceed the device's whole memory.
+
+    With --yes that is only said.
+    """
     memory = device_memory(context.options.device)
     if context.options.device == "cuda" and not memory.gpus:
         raise OnboardError("the device cuda was asked for, and this system has no GPU", hint="Use --device cpu")
-    if size.bytes > memory.total and not context.options.yes:
-        raise ConsentRequiredError(
-            f"This model requires ~{gigabytes(size.bytes)} GB but the system only has {memory}. "
-            "Onboarding is likely to fail at the run phase",
-            hint="Use --yes to go on all the same",
-        )
+    if size.bytes <= memory.total:
+        return f"fits in {memory}"
+    if context.options.yes:
+        return f"exceeds {memory}, accepted with --yes"
+    raise ConsentRequiredError(
+        f"This model requires ~{gigabytes(size.bytes)} GB but the system only has {memory}. "
+        "Onboarding is likely to fail at the run phase",
+        hint="Use --yes to go on all the same",
+    )
 
 
 def _gather_weights(context: RunContext, folder: Path) -> str:
@@ -114,19 +131,15 @@ def fingerprint(folder: Path) -> dict[str, list[int]]:
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
 
-def _facts(
-    context: RunContext, config: dict[str, Any], folder: Path, size: ModelSize, remote_code: bool, weights: str
-) -> dict[str, Any]:
+def _facts(context: RunContext, config: dict[str, Any], folder: Path, size: ModelSize) -> dict[str, Any]:
     small = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in {".json", ".py", ".txt"}]
     return {
         "model": context.model,
         "revision": context.source.revision,
         "model_type": config["model_type"],
         "architectures": config.get("architectures"),
-        "remote_code": remote_code,
         "parameters": size.parameters,
         "bytes": size.bytes,
         "size_from": size.basis,
         "files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in small},
-        "weights": weights,
     }

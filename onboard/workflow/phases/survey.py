@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ruamel.yaml import YAML
 
@@ -22,10 +22,11 @@ class Survey(Phase):
     """The family's model file, its registry entries, its other sizes, and a plan that covers them together."""
 
     name = "survey"
+    judges_input: ClassVar[bool] = True
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on the model alone: what later phases add to the root must not make this one run again."""
-        return context.digest(GATHER)
+        return {key: context.read_json(GATHER)[key] for key in ("model", "model_type")}
 
     def run(self, context: RunContext) -> PhaseResult:
         """Look at the root, at the shipped content and, for an id, at the Hub."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +23,9 @@ from onboard.graph.transform import TransformInfo, get_transform, transform_keys
 def exported(model: nn.Module, *shape: int, device: str = "meta") -> fx.GraphModule:
     """Export a module of one float input [batch, sequence, size], its first two sizes dynamic."""
     dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    model = copy.deepcopy(model).eval()
     memo = {id(p): nn.Parameter(p.detach().to(device), requires_grad=False) for p in model.parameters()}
-    for module in model.eval().modules():
+    for module in model.modules():
         module._parameters.update({name: memo[id(p)] for name, p in module._parameters.items() if p is not None})
     return export_to_graph(model, {"x": torch.empty(shape)}, {"x": dynamic}, torch.device("cpu"))
 
@@ -49,7 +51,8 @@ def apply(
     """Apply one transform as the runner would, clean-up and shapes included."""
     cls = get_transform(key)
     context = context or context_for(Path())
-    if isinstance(gm, fx.GraphModule) and fields.pop("shapes", True):
+    shapes = fields.pop("shapes", True)
+    if isinstance(gm, fx.GraphModule) and shapes:
         propagate_shapes(gm, torch.device("cpu"))
     new, info = cls(cls.config_class(stage=transform_keys()[key], **fields)).apply(gm, context)
     if isinstance(new, fx.GraphModule) and not info.is_clean:

@@ -1,0 +1,220 @@
+"""Config, Hugging Face source and module tree -> `ModelSpec`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from onboard.analysis import probe
+from onboard.analysis.recorder import Recording, record, rmse_ratio
+from onboard.analysis.source import location, module_source
+from onboard.analysis.spec import Block, LayerKind, ModelSpec
+from onboard.analysis.tiny import build_tiny, load_config, prompts
+from onboard.analysis.traits import traits
+from onboard.errors import OnboardError
+
+SAME = 1e-5
+"""Largest rmse ratio of logits with canonical attention to logits with the model's own."""
+
+
+def analyze(
+    config: Mapping[str, Any],
+    config_dir: Path | None = None,
+    *,
+    model: str,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> ModelSpec:
+    """Find out what a checkpoint's architecture is made of.
+
+    Args:
+        config: parsed config.json.
+        config_dir: its folder (code of the repository would lie there).
+        model: id or path, for the report.
+        revision: resolved commit.
+        trust_remote_code: the user allows code from the repository to run.
+
+    Raises:
+        ConsentRequiredError: the model needs code from its repository.
+        OnboardError: not a causal language model of transformers, or one whose attention has no canonical form.
+    """
+    full = load_config(config, trust_remote_code=trust_remote_code)
+    tiny = build_tiny(full)
+    recordings = _record(tiny)
+    source = module_source(type(tiny).__module__)
+    blocks = [*_module_blocks(tiny, recordings[0]), *_rope_blocks(tiny, recordings)]
+    kinds = _layer_kinds(tiny, recordings[0])
+    return ModelSpec(
+        model=model,
+        revision=revision,
+        family=full.model_type,
+        architecture=type(tiny).__name__,
+        config_class=type(full).__name__,
+        hf_module=type(tiny).__module__,
+        transformers_version=transformers.__version__,
+        source_hash=source.sha256(),
+        num_parameters=count_parameters(full),
+        config=dict(config),
+        traits=traits(full, tiny, recordings[0], blocks),
+        blocks=blocks,
+        layer_kinds=kinds,
+        tricky=_tricky(full, recordings[0]),
+    )
+
+
+def count_parameters(config: PretrainedConfig) -> int:
+    """Return the number of parameters of the full model, tied ones once."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in {id(p): p for p in model.parameters()}.values())
+
+
+def _record(model: nn.Module) -> list[Recording]:
+    """Run the prompts with canonical attention; the logits must be the model's own."""
+    recordings = []
+    for inputs in prompts():
+        with torch.no_grad():
+            expected = model(**inputs, use_cache=False).logits
+        recording = record(model, inputs)
+        error = rmse_ratio(recording.logits, expected)
+        odd = [call.path for call in recording.attention if not call.mask_is_causal]
+        if odd:
+            raise OnboardError(f"the mask of {odd[0]} is not causal with the layer's sliding window")
+        if not error <= SAME:
+            raise OnboardError(
+                f"canonical attention changes the logits of {type(model).__name__} (rmse ratio {error:.1e})"
+            )
+        recordings.append(recording)
+    return recordings
+
+
+def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:
+    """Return a block for each class of the module tree that is not PyTorch's, in the order of the tree."""
+    blocks: dict[str, Block] = {}
+    attention = {call.path for call in recording.attention}
+    for path, module in model.named_modules():
+        cls = type(module)
+        if (
+            cls.__module__.startswith("torch.")
+            or cls.__name__ in blocks
+            or cls.__module__ == "transformers.activations"
+        ):
+            continue
+        finding = _classify(model, path, module, recording, attention)
+        blocks[cls.__name__] = Block(
+            class_name=cls.__name__,
+            kind=finding.kind,
+            path=path,
+            source=location(cls),
+            parameters=finding.parameters,
+            evidence=finding.evidence,
+        )
+    return list(blocks.values())
+
+
+def _classify(
+    model: nn.Module, path: str, module: nn.Module, recording: Recording, attention: set[str]
+) -> probe.Finding:
+    calls = recording.modules.get(path, [])
+    if module is model:
+        return probe.Finding("causal_lm")
+    if path in attention:
+        return probe.Finding("attention", {}, ["probe: calls the attention interface"])
+    if calls and all(probe.probe_rotary(call.output) for call in calls):
+        return _rotary(model, module, recording, calls[0].output)
+    same_class = [item for item in model.modules() if type(item) is type(module)]
+    norms = [probe.probe_norm(item) for item in same_class]
+    if all(norm is not None for norm in norms):
+        found = next((n for n in norms if n is not None and n.parameters.get("per_head")), norms[0])
+        assert found is not None
+        if found.kind == "layernorm" and _made_with_tuple(type(module)):
+            found.parameters["per_head"] = True
+        return found
+    if (found := probe.probe_mlp(module, model.config)) is not None:
+        return found
+    if isinstance(module, nn.Embedding):
+        return probe.Finding("embedding")
+    if any(name.startswith(f"{path}.") for name in attention):
+        return probe.Finding("model" if "." not in path else "decoder_layer")
+    return probe.Finding("other")
+
+
+def _made_with_tuple(cls: type) -> bool:
+    """Whether some config gives a norm's weight several dimensions (a weight for each head)."""
+    calls = [node for node in ast.walk(module_source(cls.__module__).tree) if isinstance(node, ast.Call)]
+    own = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id == cls.__name__]
+    arguments = [argument for node in own for argument in (*node.args, *(item.value for item in node.keywords))]
+    return any(isinstance(argument, ast.Tuple) for argument in arguments)
+
+
+def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: Any) -> probe.Finding:
+    """Return the finding for a rotary embedding whose tables the template can build; others are translated."""
+    config: Any = model.config
+    parameters = getattr(config, "rope_parameters", None)
+    if not isinstance(parameters, dict) or not hasattr(type(module), "compute_default_rope_parameters"):
+        return probe.Finding("other")
+    per_layer_type = "rope_type" not in parameters
+    ropes = {finding.parameters["op"] for call in recording.functions if (finding := probe.probe_rope(call))}
+    complex_form = ropes == {"torch_rope_with_complex_freqs"}
+    longrope = "longrope" in str(parameters) or hasattr(config, "original_max_position_embeddings")
+    scale = probe.scale_of(output)
+    return probe.Finding(
+        "rotary",
+        {"style": "complex" if complex_form else "cos_sin", "per_layer_type": per_layer_type, "longrope": longrope},
+        [f"probe: cos^2 + sin^2 = {scale:.6g}^2 everywhere", "config.json: rope_parameters"],
+    )
+
+
+def _rope_blocks(model: nn.Module, recordings: list[Recording]) -> list[Block]:
+    """Return a block for each helper function that applies RoPE; its evidence is the worst of all calls."""
+    source = module_source(type(model).__module__)
+    blocks: dict[str, Block] = {}
+    for call in [call for recording in recordings for call in recording.functions]:
+        finding = probe.probe_rope(call)
+        node = source.functions.get(call.name)
+        if finding is None or node is None or call.name in blocks:
+            continue
+        blocks[call.name] = Block(
+            class_name=call.name,
+            kind="rope",
+            path="",
+            source=source.location(node),
+            parameters=finding.parameters,
+            evidence=finding.evidence,
+        )
+    return list(blocks.values())
+
+
+def _layer_kinds(model: nn.Module, recording: Recording) -> list[LayerKind]:
+    """Group decoder layers by the class of their parts and their attention's window."""
+    config: Any = model.config
+    types = getattr(config, "layer_types", None)
+    lists = {path: module for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    path, layers = max(lists.items(), key=lambda item: len(list(item[1].modules())))
+    kinds: dict[str, LayerKind] = {}
+    for index, _ in enumerate(layers):
+        name = str(types[index]) if isinstance(types, list) and index < len(types) else "full_attention"
+        windows = {call.window for call in recording.attention if call.path.startswith(f"{path}.{index}.")}
+        if not isinstance(types, list) and windows - {None}:
+            name = "sliding_attention"
+        rope = getattr(config, "no_rope_layers", None)
+        if isinstance(rope, list) and index < len(rope) and not rope[index]:
+            name += "_no_rope"
+        kinds.setdefault(name, LayerKind(name=name, layers=[], path=f"{path}.{index}")).layers.append(index)
+    return list(kinds.values())
+
+
+def _tricky(config: PretrainedConfig, recording: Recording) -> list[str]:
+    notes = []
+    if any(call.window is not None for call in recording.attention):
+        notes.append("sliding windows: test with prompts longer than the window")
+    if "longrope" in str(getattr(config, "rope_parameters", None)):
+        notes.append("longrope: frequencies switch for the whole batch when one position passes the original context")
+    return notes

@@ -1,0 +1,165 @@
+"""Watch a transformers model run: what its attention, its helper functions and its modules get and give."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+import onboard.ops  # noqa: F401  (registers the canonical ops)
+
+NAME = "onboard_recorder"
+
+
+@dataclass
+class AttentionCall:
+    """One call of transformers' attention interface."""
+
+    path: str
+    """Module path of the layer's attention."""
+    window: int | None
+    """Sliding window that the keyword states."""
+    mask_is_causal: bool
+    """The mask is exactly causal, narrowed by the window."""
+    keywords: dict[str, Any]
+    """Scaling, soft cap, sinks: scalars, or "tensor"."""
+    heads: int
+    kv_heads: int
+
+
+@dataclass
+class FunctionCall:
+    """One call of a function of the modeling file with tensors only."""
+
+    name: str
+    arguments: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+
+
+@dataclass
+class ModuleCall:
+    """What a module got and gave."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+
+@dataclass
+class Recording:
+    """What was seen in one forward pass."""
+
+    logits: torch.Tensor
+    attention: list[AttentionCall] = field(default_factory=list)
+    functions: list[FunctionCall] = field(default_factory=list)
+    modules: dict[str, list[ModuleCall]] = field(default_factory=dict)
+
+
+def record(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Recording:
+    """Run `model` with canonical attention in place of its own and note all that passes by."""
+    recording = Recording(torch.empty(0))
+    with ExitStack() as stack:
+        stack.enter_context(_attention_recorded(model, recording))
+        stack.enter_context(_functions_recorded(sys.modules[type(model).__module__], recording))
+        stack.enter_context(modules_recorded(model, recording.modules))
+        stack.enter_context(torch.no_grad())
+        recording.logits = model(**inputs, use_cache=False).logits
+    return recording
+
+
+def rmse_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return rmse(actual - expected) / rmse(expected), in float64 (complex values by magnitude)."""
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    difference = (actual.to(wide) - expected.to(wide)).abs().square().mean().sqrt()
+    norm = expected.to(wide).abs().square().mean().sqrt()
+    return float(difference / norm.clamp(min=torch.finfo(torch.float64).tiny))
+
+
+def first_tensor(value: Any) -> torch.Tensor | None:
+    """Return the first tensor of a module's output."""
+    if isinstance(value, torch.Tensor):
+        return value
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return next((found for item in items if (found := first_tensor(item)) is not None), None)
+
+
+@contextmanager
+def modules_recorded(model: nn.Module, calls: dict[str, list[ModuleCall]]) -> Iterator[None]:
+    """Note the calls of every submodule."""
+    handles = []
+    for path, module in model.named_modules():
+
+        def hook(_: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
+            calls.setdefault(path, []).append(ModuleCall(args, kwargs, output))
+
+        handles.append(module.register_forward_hook(hook, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None]:
+    paths = {module: path for path, module in model.named_modules()}
+
+    def attention(
+        module: nn.Module, query: Any, key: Any, value: Any, mask: Any, scaling: float | None = None, **keywords: Any
+    ) -> tuple[torch.Tensor, None]:
+        window, cap, sinks = (keywords.get(item) for item in ("sliding_window", "softcap", "s_aux"))
+        settings = {"scaling": scaling, "softcap": cap, "s_aux": None if sinks is None else "tensor"}
+        causal = _is_causal(mask, query.shape[2], window)
+        recording.attention.append(AttentionCall(paths[module], window, causal, settings, query.shape[1], key.shape[1]))
+        out = torch.ops.onboard.torch_attention(query, key, value, None, 0.0, True, scaling, sinks, window, cap, "bnsd")
+        return out.transpose(1, 2), None
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, eager_mask)
+    config: Any = model.config
+    saved = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = saved
+
+
+def _is_causal(mask: torch.Tensor | None, length: int, window: int | None) -> bool:
+    distance = torch.arange(length).unsqueeze(1) - torch.arange(length)
+    allowed = (distance >= 0) & (distance < (window or length))
+    return mask is not None and bool(((mask == 0) == allowed).all())
+
+
+@contextmanager
+def _functions_recorded(module: Any, recording: Recording) -> Iterator[None]:
+    """Replace the module's own functions, where its code looks them up, by recording ones."""
+    with ExitStack() as stack:
+        for name, function in list(vars(module).items()):
+            if inspect.isfunction(function) and function.__module__ == module.__name__:
+                stack.enter_context(mock.patch.object(module, name, _recorded(name, function, recording)))
+        yield
+
+
+def _recorded(name: str, function: Callable[..., Any], recording: Recording) -> Callable[..., Any]:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        outputs = function(*args, **kwargs)
+        tensors = [item for item in args if isinstance(item, torch.Tensor)]
+        if (
+            isinstance(outputs, tuple)
+            and len(tensors) == len(args)
+            and all(isinstance(o, torch.Tensor) for o in outputs)
+        ):
+            recording.functions.append(FunctionCall(name, tensors, list(outputs)))
+        return outputs
+
+    return wrapper

@@ -1,0 +1,87 @@
+"""Hugging Face modeling source: parsed modules, and where a class, a method or a function stands in them."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import inspect
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from onboard.errors import OnboardError
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleSource:
+    """A parsed Python module and its live namespace."""
+
+    module: ModuleType
+    path: Path
+    text: str
+    tree: ast.Module
+    classes: dict[str, ast.ClassDef] = field(default_factory=dict)
+    functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """The module's globals, in which names of its code are looked up."""
+        return vars(self.module)
+
+    def sha256(self) -> str:
+        """Return the hash of the file's text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def is_apart(self, line: int) -> bool:
+        """Whether a blank line comes before a line and the comments above it."""
+        lines = self.text.splitlines()
+        above = line - 2
+        while above >= 0 and lines[above].lstrip().startswith("#"):
+            above -= 1
+        return line > 0 and above >= 0 and not lines[above].strip()
+
+    def location(self, node: ast.AST) -> str:
+        """Return `file.py:line` of a node."""
+        return f"{self.path.name}:{getattr(node, 'lineno', 0)}"
+
+
+@cache
+def module_source(name: str) -> ModuleSource:
+    """Import and parse the module called `name`."""
+    module = importlib.import_module(name)
+    file = inspect.getsourcefile(module)
+    if file is None:
+        raise OnboardError(f"module {name} has no Python source", hint="Install transformers from a source wheel")
+    path = Path(file)
+    text = path.read_text(encoding="utf-8")
+    source = ModuleSource(module, path, text, ast.parse(text))
+    for node in source.tree.body:
+        if isinstance(node, ast.ClassDef):
+            source.classes[node.name] = node
+        elif isinstance(node, ast.FunctionDef):
+            source.functions[node.name] = node
+    return source
+
+
+def class_node(cls: type) -> ast.ClassDef:
+    """Return the definition of a module-level class."""
+    return module_source(cls.__module__).classes[cls.__name__]
+
+
+def find_method(cls: type, name: str) -> tuple[type, ast.FunctionDef] | None:
+    """Return the class of the MRO that defines method `name` in Python, and the definition; None if there is none."""
+    for owner in cls.__mro__:
+        if name not in vars(owner):
+            continue
+        node = module_source(owner.__module__).classes.get(owner.__name__) if owner is not object else None
+        methods = [item for item in (node.body if node else []) if isinstance(item, ast.FunctionDef)]
+        return next(((owner, method) for method in methods if method.name == name), None)
+    return None
+
+
+def location(cls: type) -> str:
+    """Return `file.py:line` of a class."""
+    return module_source(cls.__module__).location(class_node(cls))

@@ -1,0 +1,174 @@
+"""A tiny random model of a checkpoint's architecture: the object that every probe and proof looks at.
+
+Sizes shrink by field name; what makes layers differ (layer types, windows, layers without RoPE) stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from onboard.errors import ConsentRequiredError, OnboardError
+
+VOCABULARY = 131
+WINDOW = 5
+"""Shorter than any prompt that probes and proofs use."""
+MAX_POSITIONS = 256
+ORIGINAL_POSITIONS = 64
+"""Where RoPE that scales with length switches; prompts lie on both sides of it."""
+_MOST_LAYERS = 8
+
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "max_position_embeddings": MAX_POSITIONS,
+    "original_max_position_embeddings": ORIGINAL_POSITIONS,
+    "sliding_window": WINDOW,
+    "n_inner": 96,
+}
+_TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -> PretrainedConfig:
+    """Return the transformers config object of a parsed config.json whose architecture is a causal language model.
+
+    Raises:
+        ConsentRequiredError: the model needs code from its repository.
+        OnboardError: unknown or non-causal architecture, or values that transformers refuses.
+    """
+    model_type = config.get("model_type")
+    if config.get("auto_map") and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        _refuse_remote_code(trust_remote_code)
+    _check_names(model_type, config.get("architectures"))
+    if model_type not in CONFIG_MAPPING_NAMES:
+        raise OnboardError(f"transformers has no architecture {model_type!r}", hint="Upgrade transformers")
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise OnboardError(f"{model_type} is not a causal language model", hint="Choose a decoder model")
+    try:
+        return AutoConfig.for_model(model_type, **{key: value for key, value in config.items() if key != "model_type"})
+    except Exception as error:
+        raise OnboardError(f"transformers refuses this {model_type} config: {_one_line(error)}") from error
+
+
+def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
+    """Return a small config with every kind of layer that `config` has."""
+    native = {name: config.attribute_map.get(name, name) for name in (*_SIZES, "num_hidden_layers")}
+    values = config.to_dict()
+    heads, hidden = config.num_attention_heads, config.hidden_size
+    for name, size in _SIZES.items():
+        if values.get(native[name]) is not None:
+            values[native[name]] = size
+    if values.get("num_key_value_heads") is not None:
+        values["num_key_value_heads"] = _kv_heads(values["num_key_value_heads"], heads)
+    if values.get("head_dim") is not None:
+        values["head_dim"] = 16 if values["head_dim"] * heads == hidden else 32
+    for name in _TOKEN_IDS:
+        if values.get(name) is not None:
+            values[name] = _TOKEN_IDS.index(name)
+    _keep_layer_kinds(values, native["num_hidden_layers"])
+    head_dim = values.get("head_dim") or 16
+    values = _shrink_rope(values, head_dim)
+    try:
+        return type(config).from_dict(values)
+    except Exception as error:
+        raise OnboardError(f"cannot shrink the {config.model_type} config: {_one_line(error)}") from error
+
+
+def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
+    """Return the tiny transformers model: float32, evaluation mode, eager attention, every parameter random."""
+    try:
+        model = AutoModelForCausalLM.from_config(tiny_config(config), attn_implementation="eager", dtype=torch.float32)
+    except OnboardError:
+        raise
+    except Exception as error:
+        raise OnboardError(f"transformers cannot build {config.model_type}: {_one_line(error)}") from error
+    randomize(model, seed)
+    return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
+
+
+def randomize(model: nn.Module, seed: int) -> None:
+    """Fill every floating-point tensor of the state dict, norm weights, biases and sinks too, with random values."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.is_floating_point():
+                scale, shift = (tensor.shape[-1] ** -0.5, 0.0) if tensor.dim() > 1 else (0.3, 0.7)
+                tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale + shift)
+
+
+def prompt(start: int, length: int = 21, batch: int = 2, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Return `input_ids` and `position_ids` [batch, length]; row i begins at position start + 3 i."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(VOCABULARY, (batch, length), generator=generator)
+    positions = start + 3 * torch.arange(batch).unsqueeze(1) + torch.arange(length)
+    return {"input_ids": ids, "position_ids": positions}
+
+
+def prompts() -> list[dict[str, torch.Tensor]]:
+    """Return prompts on both sides of `ORIGINAL_POSITIONS`."""
+    return [prompt(2, seed=1), prompt(ORIGINAL_POSITIONS + 6, seed=2)]
+
+
+def _refuse_remote_code(trust_remote_code: bool) -> None:
+    if not trust_remote_code:
+        raise ConsentRequiredError(
+            "this model runs code from its repository", hint="Read that code, then pass --trust-remote-code"
+        )
+    raise OnboardError("models that bring their own code cannot be analysed yet", hint="Use a native architecture")
+
+
+def _check_names(model_type: object, architectures: object) -> None:
+    names = architectures if isinstance(architectures, list) else []
+    for name in (model_type, *names):
+        if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name.replace("-", "_")):
+            raise OnboardError(f"config.json names an architecture {name!r}, which is not an identifier")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _kv_heads(kv_heads: int, heads: int) -> int:
+    return {heads: 4, 1: 1}.get(kv_heads, 2)
+
+
+def _keep_layer_kinds(values: dict[str, Any], layers_key: str) -> None:
+    """Keep the first layer of each kind, at least two layers; per-layer lists are cut to the kept layers."""
+    layers = values[layers_key]
+    lists = {key: value for key, value in values.items() if isinstance(value, list | tuple) and len(value) == layers}
+    kinds: dict[str, int] = {}
+    for index in range(layers):
+        kinds.setdefault(repr([value[index] for value in lists.values()]), index)
+    kept = sorted(kinds.values())
+    if len(kept) < 2:
+        periods = [
+            v for k, v in values.items() if re.search("interval|period|freq|pattern|every", k) and type(v) is int
+        ]
+        kept = list(range(min(layers, max(2, *periods, 2), _MOST_LAYERS)))
+    for key, value in lists.items():
+        values[key] = [value[index] for index in kept]
+    values[layers_key] = len(kept)
+
+
+def _shrink_rope(value: Any, head_dim: int) -> Any:
+    """Shrink lengths and per-channel factors inside RoPE parameters, however deep they lie."""
+    if not isinstance(value, dict):
+        return value
+    out = {key: _shrink_rope(item, head_dim) for key, item in value.items()}
+    if out.get("original_max_position_embeddings") is not None:
+        out["original_max_position_embeddings"] = ORIGINAL_POSITIONS
+    rotary = int(head_dim * out.get("partial_rotary_factor", 1.0)) // 2
+    for key in ("short_factor", "long_factor"):
+        if isinstance(factors := out.get(key), list) and factors:
+            out[key] = [factors[index * len(factors) // rotary] for index in range(rotary)]
+    return out

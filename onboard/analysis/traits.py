@@ -1,0 +1,83 @@
+"""The facts of a model that a report shows, with their evidence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import PretrainedConfig
+
+from onboard.analysis.recorder import Recording
+from onboard.analysis.spec import Block, Trait
+
+
+def traits(config: PretrainedConfig, tiny: nn.Module, recording: Recording, blocks: list[Block]) -> dict[str, Trait]:
+    """Return what applies to this model, in reading order."""
+    found = {
+        **_attention(config, recording),
+        **_from_blocks(blocks),
+        **_rope(config, blocks),
+        **_from_config(config),
+    }
+    order = ("attention", "position", "rope", "norm", "mlp", "activation", "sliding_window", "attention_softcap")
+    return {key: found[key] for key in (*order, *found) if key in found}
+
+
+def _attention(config: Any, recording: Recording) -> dict[str, Trait]:
+    if not recording.attention:
+        return {}
+    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    kv_heads = heads if kv_heads is None else kv_heads
+    kind = "mha" if kv_heads == heads else "mqa" if kv_heads == 1 else "gqa"
+    evidence = "probe: canonical attention leaves the logits as they are; config.json: num_key_value_heads"
+    out = {"attention": Trait(value=kind, evidence=evidence)}
+    first = recording.attention[0]
+    if any(call.window is not None for call in recording.attention):
+        value = getattr(config, "sliding_window", None)
+        out["sliding_window"] = Trait(value=value, evidence="probe: the mask is causal within the window")
+    if first.keywords["softcap"] is not None:
+        out["attention_softcap"] = Trait(value=first.keywords["softcap"], evidence="probe: keyword softcap")
+    if first.keywords["s_aux"] is not None:
+        out["attention_sinks"] = Trait(value=True, evidence="probe: keyword s_aux")
+    return out
+
+
+def _from_blocks(blocks: list[Block]) -> dict[str, Trait]:
+    out: dict[str, Trait] = {}
+    for block in blocks:
+        evidence = "; ".join([block.source, *block.evidence])
+        if block.kind == "rmsnorm":
+            out["norm"] = Trait(
+                value="rmsnorm (1 + w)" if block.parameters["unit_offset"] else "rmsnorm", evidence=evidence
+            )
+        elif block.kind in ("layernorm", "l2norm"):
+            out["norm"] = Trait(value=block.kind, evidence=evidence)
+        elif block.kind == "mlp":
+            out["mlp"] = Trait(value=block.parameters["mlp"], evidence=evidence)
+            out["activation"] = Trait(value=block.parameters["activation"], evidence=evidence)
+        elif block.kind == "rope":
+            out["position"] = Trait(value=block.parameters["op"].removeprefix("torch_"), evidence=evidence)
+    return out
+
+
+def _rope(config: Any, blocks: list[Block]) -> dict[str, Trait]:
+    parameters = getattr(config, "rope_parameters", None)
+    if not isinstance(parameters, dict) or not any(block.kind == "rotary" for block in blocks):
+        return {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
+    kinds = sorted({str(item.get("rope_type", "default")) for item in nested})
+    return {"rope": Trait(value=", ".join(kinds), evidence="config.json: rope_parameters")}
+
+
+def _from_config(config: Any) -> dict[str, Trait]:
+    out = {}
+    names = {
+        "tie_word_embeddings": "tied_embeddings",
+        "final_logit_softcapping": "logit_softcap",
+        "logit_scale": "logit_scale",
+    }
+    for key, trait in names.items():
+        value = getattr(config, key, None)
+        if value is not None:
+            out[trait] = Trait(value=value, evidence=f"config.json: {key}")
+    return out

@@ -1,0 +1,35 @@
+"""Docstrings of generated classes and methods, by the kind of the block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_CLASSES = {
+    "attention": "Causal self-attention, [batch, seq, hidden] to the same.",
+    "decoder_layer": "One decoder layer, [batch, seq, hidden] to the same.",
+    "model": "Embedding, decoder layers and final norm.",
+    "causal_lm": "The model with a language modeling head.",
+    "embedding": "Token embedding, [batch, seq] to [batch, seq, hidden].",
+    "layernorm": "Layer norm over the last dimension.",
+    "l2norm": "Scales the last dimension to length one.",
+}
+_FORWARDS = {
+    "model": "Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq].",
+    "causal_lm": "Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq].",
+}
+
+
+def class_docstring(kind: str, parameters: Mapping[str, Any], name: str) -> str:
+    """Return the docstring of a class."""
+    if kind == "rmsnorm":
+        offset = " with weight 1 + w" if parameters["unit_offset"] else ""
+        return f"Root-mean-square norm over the last dimension{offset}."
+    if kind == "mlp":
+        return f"{str(parameters['mlp']).capitalize()} feed-forward network, [batch, seq, hidden] to the same."
+    return _CLASSES.get(kind, f"Counterpart of the {name} of transformers.")
+
+
+def method_docstring(kind: str, method: str) -> str:
+    """Return the docstring of a method, empty where the class's says it all."""
+    return _FORWARDS.get(kind, "") if method == "forward" else ""

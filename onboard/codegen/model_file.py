@@ -1,0 +1,166 @@
+"""`ModelSpec` -> `models/modeling_<family>.py`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+import onboard
+from onboard.analysis.source import find_method, module_source
+from onboard.analysis.spec import ModelSpec
+from onboard.analysis.tiny import build_tiny, load_config
+from onboard.codegen.docstrings import class_docstring, method_docstring
+from onboard.codegen.format import format_python
+from onboard.codegen.render import render
+from onboard.codegen.translate.blocks import NORMS, Recognised
+from onboard.codegen.translate.classes import Translator
+from onboard.codegen.translate.emit import ClassText, MethodText, emit, rope_default
+from onboard.codegen.translate.values import Untranslatable
+from onboard.errors import OnboardError
+
+TEMPLATE_VERSION = 1
+
+_FIXED_IMPORTS = {
+    "torch": "import torch",
+    "nn": "from torch import nn",
+    "math": "import math",
+    "F": "import torch.nn.functional as F",
+}
+_MODELING_ERRORS = "Report this architecture; its model file has to be written by hand"
+
+
+def generate_model_file(spec: ModelSpec) -> str:
+    """Return the text of the model file of a spec's family; the same spec gives the same text.
+
+    Raises:
+        OnboardError: the architecture has a construct without translation.
+    """
+    _check_identifiers(spec)
+    translator, model = make_translator(spec)
+    try:
+        top = translator.translate()
+        classes, functions = emit(translator, top, spec.config_class)
+        blocks = [_block(item, spec, translator) for item in classes]
+    except Untranslatable as error:
+        raise OnboardError(f"cannot translate {spec.architecture}: {error}", hint=_MODELING_ERRORS) from error
+    names = set().union(*(item.reads for item in classes)) | _names_in(functions)
+    text = render(
+        "model/model.py.j2",
+        architecture=spec.architecture,
+        summary="prefill forward for export, in canonical ops",
+        tool_version=onboard.__version__,
+        template_version=TEMPLATE_VERSION,
+        transformers_version=_plain(spec.transformers_version),
+        source_name=f"{spec.hf_module.rsplit('.', 1)[-1]}.py",
+        source_hash=_plain(spec.source_hash)[:16],
+        revision=_plain(spec.revision) if spec.revision else None,
+        imports=_imports(names, translator, spec, blocks),
+        functions=functions,
+        blocks=blocks,
+        config_class=spec.config_class,
+    )
+    return format_python(text)
+
+
+def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
+    """Return a translator of a spec's architecture and the tiny model that it looks at."""
+    model = build_tiny(load_config(spec.config))
+    if type(model).__name__ != spec.architecture:
+        raise OnboardError(f"the spec says {spec.architecture}, its config {type(model).__name__}")
+    kinds = (*NORMS, "rotary")
+    recognised = {b.class_name: Recognised(b.kind, b.parameters) for b in spec.blocks if b.kind in kinds}
+    ropes = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "rope"}
+    return Translator(model, recognised, ropes), model
+
+
+def _check_identifiers(spec: ModelSpec) -> None:
+    names = [spec.family, spec.architecture, spec.config_class, *spec.hf_module.split(".")]
+    for item in spec.blocks:
+        names += [item.class_name, *map(str, (item.parameters.get("eps", "eps"), item.parameters.get("op", "op")))]
+        names += [str(item.parameters.get(key, "None")).removeprefix("self.") for key in ("weight", "bias")]
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name.replace("-", "_")):
+            raise OnboardError(f"the spec has {name!r} where an identifier belongs")
+
+
+def _plain(text: str | None) -> str:
+    """Return text that cannot end a docstring."""
+    return re.sub(r"[^A-Za-z0-9._+-]", "_", text or "")
+
+
+def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
+    recognised = translator.recognised.get(item.name)
+    if recognised is not None and recognised.kind == "rotary":
+        return _rotary(item, recognised, spec, translator)
+    block = next((b for b in spec.blocks if b.class_name == item.name), None)
+    kind = block.kind if block else "other"
+    methods = [
+        {
+            "name": method.name,
+            "signature": method.signature,
+            "body": method.body,
+            "static": method.static,
+            "docstring": method_docstring(kind, method.name),
+        }
+        for method in item.methods
+    ]
+    docstring = class_docstring(kind, block.parameters if block else {}, item.name)
+    return render("model/class.py.j2", name=item.name, base=item.base, docstring=docstring, methods=methods).strip()
+
+
+def _rotary(item: ClassText, recognised: Recognised, spec: ModelSpec, translator: Translator) -> str:
+    found = find_method(item.cls, "forward")
+    assert found is not None
+    return render(
+        "model/rotary.py.j2",
+        name=item.name,
+        config_class=spec.config_class,
+        default=rope_default(translator, item.cls, spec.config_class),
+        x=found[1].args.args[1].arg,
+        **recognised.parameters,
+    ).strip()
+
+
+def _names_in(functions: list[MethodText]) -> set[str]:
+    trees = [
+        ast.parse(f"def f{item.signature}:\n" + "\n".join("    " + x for x in item.body.splitlines()))
+        for item in functions
+    ]
+    return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _imports(names: set[str], translator: Translator, spec: ModelSpec, blocks: list[str]) -> list[str]:
+    own = {state.cls.__name__ for state in translator.states.values()} | translator.functions.keys()
+    lines = {"import torch", "from torch import nn", "import onboard.ops  # noqa: F401  (registers the canonical ops)"}
+    lines.add("from onboard.modeling import CausalLMOutput, register_causal_lm")
+    lines.add(f"from transformers import {spec.config_class}")
+    if any("ROPE_INIT_FUNCTIONS" in block for block in blocks):
+        lines.add("from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS")
+    for name in sorted(names & translator.globals.keys() - own - _FIXED_IMPORTS.keys()):
+        lines.add(_import_line(name, *translator.globals[name]))
+    lines.update(_FIXED_IMPORTS[name] for name in names & _FIXED_IMPORTS.keys())
+    return sorted(lines)
+
+
+def _import_line(name: str, obj: Any, source: Any) -> str:
+    """Return the import of a global name, from where the Hugging Face file has it."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    package = source.module.__name__.split(".")[: -node.level] if node.level else []
+                    module = ".".join([*package, *([node.module] if node.module else [])])
+                    import_module(module)
+                    return f"from {module} import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return f"import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
+    raise Untranslatable(f"the global {name} ({type(obj).__name__})")
+
+
+__all__ = ["generate_model_file", "make_translator", "module_source"]

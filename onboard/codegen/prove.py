@@ -1,0 +1,193 @@
+"""Prove a generated model file against transformers: identical random weights, block by block, then the logits.
+
+Every submodule of the generated model runs on exactly the inputs that its counterpart had in transformers, because each
+output is replaced by the counterpart's before it goes on; so the first block that differs is the one that is wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.export import Dim
+
+from onboard import modeling
+from onboard.analysis.recorder import ModuleCall, first_tensor, modules_recorded, rmse_ratio
+from onboard.analysis.spec import ModelSpec
+from onboard.analysis.tiny import build_tiny, load_config, prompt, prompts
+from onboard.errors import OnboardError
+
+TOLERANCE = 1e-5
+"""Largest rmse(actual - expected) / rmse(expected), float32."""
+
+
+@dataclass(frozen=True)
+class BlockProof:
+    """How far a block's output is from transformers', in the worst of all prompts."""
+
+    path: str
+    class_name: str
+    error: float
+
+
+def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[BlockProof]:
+    """Compare a generated file with transformers on a tiny model of the spec's config.
+
+    Returns:
+        One proof for each submodule, the logits ("") last.
+
+    Raises:
+        OnboardError: the file does not load, names other parameters, or a block differs: the first one is named, with
+            both values; or `torch.export` fails with dynamic batch and sequence.
+    """
+    reference = build_tiny(load_config(spec.config))
+    with _registered(source_text, spec) as model_class:
+        model = _same_weights(model_class, reference)
+        proofs: dict[str, BlockProof] = {}
+        for inputs in prompts():
+            _compare_blocks(reference, model, inputs, proofs)
+            _compare_logits(reference, model, inputs, proofs)
+        if export:
+            _check_export(model)
+    return list(proofs.values())
+
+
+@contextmanager
+def _registered(source_text: str, spec: ModelSpec) -> Iterator[type[nn.Module]]:
+    """Load the text as a module of its own; the table of registered models stays as it was."""
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(modeling._MODELS):
+        path = Path(folder) / f"modeling_{Path(folder).name}.py"
+        path.write_text(source_text, encoding="utf-8")
+        loaded = set(sys.modules)
+        modeling.load_model_file(path)
+        try:
+            yield modeling.registered_model(spec.config_class)
+        finally:
+            for name in set(sys.modules) - loaded:
+                if path.stem in name:
+                    del sys.modules[name]
+
+
+def _same_weights(model_class: type[nn.Module], reference: nn.Module) -> nn.Module:
+    model = model_class(reference.config).eval().requires_grad_(False)
+    ours, theirs = model.state_dict(), reference.state_dict()
+    if missing := sorted(theirs.keys() ^ ours.keys()):
+        side = "lacks" if missing[0] in theirs else "adds"
+        raise OnboardError(f"the generated {model_class.__name__} {side} the weight {missing[0]}")
+    for name, tensor in theirs.items():
+        if ours[name].shape != tensor.shape:
+            raise OnboardError(f"{name} is {list(ours[name].shape)} in the generated model, not {list(tensor.shape)}")
+    model.load_state_dict(theirs)
+    return model
+
+
+def _compare_blocks(
+    reference: nn.Module, model: nn.Module, inputs: dict[str, torch.Tensor], proofs: dict[str, BlockProof]
+) -> None:
+    calls: dict[str, list[ModuleCall]] = {}
+    with modules_recorded(reference, calls), torch.no_grad():
+        reference(**inputs, use_cache=False)
+    handles = []
+    for path, module in model.named_modules():
+        if path in calls and path:
+            handles.append(module.register_forward_hook(_forcing_hook(path, list(calls[path]), proofs)))
+    try:
+        with torch.no_grad():
+            model(**inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _forcing_hook(path: str, calls: list[ModuleCall], proofs: dict[str, BlockProof]) -> Any:
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        expected = calls.pop(_counterpart(args, calls)).output
+        forced, error = _compare(path, type(module).__name__, output, expected)
+        _note(proofs, path, type(module).__name__, error)
+        return forced
+
+    return hook
+
+
+def _counterpart(args: tuple[Any, ...], calls: list[ModuleCall]) -> int:
+    """Return which call of transformers this one stands for: the first with the same strings (a layer type)."""
+    strings = [item for item in args if isinstance(item, str)]
+    for index, call in enumerate(calls):
+        if [item for item in (*call.args, *call.kwargs.values()) if isinstance(item, str)] == strings:
+            return index
+    return 0
+
+
+def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[Any, float]:
+    """Return the expected output in the generated block's form, and the error."""
+    if isinstance(output, tuple):
+        parts = [_compare(path, class_name, ours, theirs) for ours, theirs in zip(output, expected, strict=False)]
+        return tuple(part for part, _ in parts), max(error for _, error in parts)
+    target = first_tensor(expected)
+    assert target is not None
+    if output.is_complex():
+        target = _as_complex(output, expected)
+    if output.shape != target.shape and target.dim() == 4 and output.shape == target.transpose(1, 2).shape:
+        target = target.transpose(1, 2)  # a norm of heads, which generated attention applies before it swaps dimensions
+    if output.shape != target.shape:
+        raise OnboardError(f"{path} ({class_name}) gives shape {list(output.shape)}, not {list(target.shape)}")
+    error = rmse_ratio(output, target)
+    if not error <= TOLERANCE:
+        raise OnboardError(_difference(path, class_name, output, target, error))
+    return target, error
+
+
+def _as_complex(output: torch.Tensor, expected: Any) -> torch.Tensor:
+    """Return transformers' (cos, sin), whose frequencies come twice (interleaved or in halves), as complex numbers."""
+    cos, sin = expected
+    half = cos.shape[-1] // 2
+    forms = [torch.complex(cos[..., ::2], sin[..., ::2]), torch.complex(cos[..., :half], sin[..., :half])]
+    return min(forms, key=lambda form: rmse_ratio(output, form))
+
+
+def _compare_logits(
+    reference: nn.Module, model: nn.Module, inputs: dict[str, torch.Tensor], proofs: dict[str, BlockProof]
+) -> None:
+    with torch.no_grad():
+        expected = reference(**inputs, use_cache=False).logits
+        actual = model(**inputs).logits
+    name = type(model).__name__
+    _, error = _compare("logits", name, actual, expected)
+    proofs.pop("", None) if error >= (proofs[""].error if "" in proofs else 0.0) else None
+    _note(proofs, "", name, error)
+
+
+def _note(proofs: dict[str, BlockProof], path: str, class_name: str, error: float) -> None:
+    if path not in proofs or error > proofs[path].error:
+        proofs[path] = BlockProof(path, class_name, error)
+
+
+def _difference(path: str, class_name: str, actual: torch.Tensor, expected: torch.Tensor, error: float) -> str:
+    worst = int((actual - expected).abs().flatten().nan_to_num(torch.inf).argmax())
+    ours, theirs = actual.flatten()[worst].item(), expected.flatten()[worst].item()
+    return (
+        f"{path} ({class_name}) differs from transformers: rmse ratio {error:.1e}, "
+        f"largest difference {ours:.6g} where transformers has {theirs:.6g}"
+    )
+
+
+def _check_export(model: nn.Module) -> None:
+    """Export with dynamic batch and sequence and compare on another shape."""
+    inputs = prompt(2, length=11, batch=3)
+    dims = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
+    try:
+        program = torch.export.export(model, (), inputs, dynamic_shapes={key: dims for key in inputs}, strict=False)
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        raise OnboardError(f"torch.export fails on the generated {type(model).__name__}: {text}") from error
+    other = prompt(4, length=17, batch=2)
+    with torch.no_grad():
+        _compare("exported logits", type(model).__name__, program.module()(**other).logits, model(**other).logits)

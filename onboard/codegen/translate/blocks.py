@@ -1,0 +1,49 @@
+"""Blocks that are generated from a template instead of being translated: norms and rotary embeddings."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from onboard.analysis.source import ModuleSource
+from onboard.codegen.render import render
+from onboard.codegen.translate.values import COMPLEX, Hole
+
+if TYPE_CHECKING:
+    from onboard.codegen.translate.classes import Routine
+
+NORMS = ("rmsnorm", "layernorm", "l2norm")
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """How a class is generated: the kind of its block and the parameters of the kind's template."""
+
+    kind: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def own_init(self) -> bool:
+        """Whether the template writes `__init__`, too."""
+        return self.kind == "rotary"
+
+    @property
+    def last_dimension_only(self) -> bool:
+        """Whether the block treats all dimensions but the last alike, so that swapping these does not matter."""
+        return self.kind in NORMS and not self.parameters.get("per_head")
+
+
+def forward(recognised: Recognised, node: ast.FunctionDef, source: ModuleSource) -> Routine:
+    """Return the forward of a recognised block: a norm's from its template; a rotary class is rendered later."""
+    from onboard.codegen.translate.classes import Routine
+
+    inputs = [item.arg for item in node.args.args[1:]]
+    if recognised.kind == "rotary":
+        form = COMPLEX if recognised.parameters["style"] == COMPLEX else None
+        return Routine(node, source, inputs, [], Hole(0, form), 1)
+    text = render(f"model/{recognised.kind}.py.j2", x=inputs[0], **recognised.parameters)
+    body = ast.parse(text).body
+    for statement in body:
+        statement.lineno = 0
+    return Routine(node, source, inputs[:1], body, Hole(0), 1)

@@ -1,0 +1,339 @@
+"""Evaluate calls partially."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from onboard.codegen.translate import canonical, objects
+from onboard.codegen.translate.values import (
+    NONE,
+    AttentionInterface,
+    Code,
+    Config,
+    Global,
+    Instance,
+    Items,
+    Known,
+    Made,
+    Mapping,
+    Mask,
+    MaskMaker,
+    Method,
+    ModuleList,
+    Self,
+    Super,
+    Untranslatable,
+    Value,
+    attribute,
+    is_static,
+    residual,
+)
+
+if TYPE_CHECKING:
+    from onboard.codegen.translate.frame import Frame
+
+_POINTWISE = {"to", "float", "type", "type_as", "half", "bfloat16", "sigmoid", "tanh", "abs", "neg", "clamp"}
+_ALONG_LAST = {"chunk", "split", "mean", "sum", "norm", "softmax"}
+_DROPOUTS = (nn.functional.dropout, torch.dropout)
+_IDENTITIES = (nn.Dropout, nn.Identity)
+
+
+@dataclass
+class Args:
+    """Evaluated arguments; `*opaque` parts stay code."""
+
+    positional: list[Value]
+    keywords: dict[str, Value]
+    stars: list[int]
+    """Positions of arguments that are written with a star."""
+
+    def static(self) -> bool:
+        """Whether all are static."""
+        return all(map(is_static, (*self.positional, *self.keywords.values())))
+
+    def known(self) -> bool:
+        """Whether all are constants."""
+        return all(isinstance(value, Known) for value in (*self.positional, *self.keywords.values()))
+
+    def code(self) -> tuple[list[ast.expr], list[ast.keyword]]:
+        """Return the arguments as code."""
+        positional = [
+            ast.Starred(residual(value), ast.Load()) if index in self.stars else residual(value)
+            for index, value in enumerate(self.positional)
+        ]
+        return positional, [ast.keyword(key, residual(value)) for key, value in self.keywords.items()]
+
+
+def evaluate_call(node: ast.Call, frame: Frame) -> Value:
+    """Return the value of a call."""
+    from onboard.codegen.translate.evaluate import evaluate, settle
+
+    if isinstance(node.func, ast.Attribute):
+        owner = settle(evaluate(node.func.value, frame), frame)
+        if objects.is_logger(owner):
+            return NONE
+        return _call_method(owner, node.func.attr, _arguments(node, frame), frame)
+    return call_value(evaluate(node.func, frame), _arguments(node, frame), frame)
+
+
+def _arguments(node: ast.Call, frame: Frame) -> Args:
+    from onboard.codegen.translate.evaluate import evaluate, settle
+
+    args = Args([], {}, [])
+    for item in node.args:
+        value = settle(evaluate(item.value if isinstance(item, ast.Starred) else item, frame), frame)
+        if isinstance(item, ast.Starred) and isinstance(value, Items):
+            args.positional.extend(value.items)
+            continue
+        if isinstance(item, ast.Starred):
+            args.stars.append(len(args.positional))
+        args.positional.append(value)
+    for keyword in node.keywords:
+        value = settle(evaluate(keyword.value, frame), frame)
+        if keyword.arg is not None:
+            args.keywords[keyword.arg] = value
+        elif isinstance(value, Mapping):
+            args.keywords.update(value.items)
+        else:
+            raise Untranslatable(f"** of an unknown dict at {frame.source.location(node)}")
+    return args
+
+
+def call_value(callee: Value, args: Args, frame: Frame) -> Value:
+    """Return `callee(*args)`."""
+    match callee:
+        case Global(obj=obj, expr=expr):
+            return _call_global(obj, expr, args, frame)
+        case Instance() if all(issubclass(cls, _IDENTITIES) for cls in callee.classes):
+            return args.positional[0]
+        case Instance():
+            return frame.translator.call_module(callee, args, frame)
+        case MaskMaker():
+            return Mask()
+        case AttentionInterface():
+            return canonical.attention(args)
+        case Method(owner=owner, name=attr):
+            return _call_method(owner, attr, args, frame)
+        case Code(expr=expr, static=static):
+            return plain_call(expr, args, static and args.static())
+    raise Untranslatable(f"a call of a {type(callee).__name__}")
+
+
+def plain_call(function: ast.expr, args: Args, static: bool = False) -> Code:
+    """Return a call that stays as it is."""
+    positional, keywords = args.code()
+    return Code(ast.Call(function, positional, keywords), static)
+
+
+def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
+    match owner:
+        case Self():
+            return frame.translator.call_own_method(attr, args, frame)
+        case Super():
+            return frame.translator.call_super(attr, args, frame)
+        case Mapping():
+            return _mapping_method(owner, attr, args, frame)
+        case Code():
+            return _tensor_method(owner, attr, args)
+        case Known(value=value) if args.known():
+            return Known(getattr(value, attr)(*(item.value for item in args.positional)))  # type: ignore[attr-defined]
+        case Global() if objects.is_attention_dispatch(owner) and attr in ("get_interface", "get"):
+            return AttentionInterface()
+        case Instance() if attr == "forward":
+            return call_value(owner, args, frame)
+    return call_value(objects.get_attribute(owner, attr, frame), args, frame)
+
+
+def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
+    """Return a tensor method's result; a transposition of heads and sequence is put off as long as it can be."""
+    known = [value.value for value in args.positional if isinstance(value, Known)]
+    if attr == "transpose" and sorted(map(str, known)) == ["1", "2"] and not owner.static:
+        return Code(owner.expr, transposed=not owner.transposed)
+    if attr == "contiguous" and (owner.transposed or _is_reshaped(owner.expr)):
+        return owner
+    if attr == "to" and len(args.positional) == 1 and not args.keywords and _is_device(args.positional[0]):
+        return owner
+    if owner.transposed and (attr in _POINTWISE or (attr in _ALONG_LAST and _last_dim(args))):
+        called = plain_call(attribute(owner.expr, attr), args)
+        return Code(called.expr, transposed=True)
+    if owner.transposed and attr == "view":
+        attr = "reshape"  # a transposed tensor has no view of another shape
+    return plain_call(attribute(residual(owner), attr), args, owner.static and args.static())
+
+
+def _is_device(value: Value) -> bool:
+    """Whether a value is no device or a tensor's: the model lies on one, so that moving changes nothing."""
+    if isinstance(value, Known):
+        return value.value is None
+    return isinstance(value, Code) and isinstance(value.expr, ast.Attribute) and value.expr.attr == "device"
+
+
+def _is_reshaped(expr: ast.expr) -> bool:
+    return isinstance(expr, ast.Call) and isinstance(expr.func, ast.Attribute) and expr.func.attr == "reshape"
+
+
+def _last_dim(args: Args) -> bool:
+    dim = args.keywords.get("dim", args.positional[-1] if args.positional else NONE)
+    return isinstance(dim, Known) and dim.value == -1
+
+
+def _mapping_method(owner: Mapping, attr: str, args: Args, frame: Frame) -> Value:
+    key = args.positional[0].value if args.positional and isinstance(args.positional[0], Known) else None
+    default = args.positional[1] if len(args.positional) > 1 else NONE
+    if attr == "copy":
+        return Mapping(dict(owner.items))
+    if attr in ("get", "pop") and isinstance(key, str):
+        value = owner.items.get(key, default)
+        if attr == "pop":
+            owner.items.pop(key, None)
+        return value
+    if attr == "update" and not args.stars:
+        for item in args.positional:
+            if not isinstance(item, Mapping):
+                raise Untranslatable("update of a dict by an unknown one")
+            owner.items.update(item.items)
+        owner.items.update(args.keywords)
+        return NONE
+    if attr in ("keys", "values", "items"):
+        pairs = [(Known(name), value) for name, value in owner.items.items()]
+        views = {"keys": [k for k, _ in pairs], "values": [v for _, v in pairs], "items": [Items(p) for p in pairs]}
+        return Items(tuple(views[attr]))
+    raise Untranslatable(f"dict.{attr}")
+
+
+def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
+    if obj in _DROPOUTS:
+        return args.positional[0]
+    if (handler := _BUILTINS.get(obj) if isinstance(obj, type) or callable(obj) else None) is not None:
+        return handler(expr, args, frame)
+    if objects.is_output(obj):
+        return objects.output(obj, args.positional, args.keywords)
+    if objects.is_module(obj):
+        return _construct(obj, expr, args, frame)
+    if (op := frame.translator.rope_op(obj)) is not None:
+        return canonical.rope(obj, op, args)
+    if frame.translator.is_helper(obj):
+        return frame.translator.call_function(obj, args, frame)
+    return plain_call(expr, args, args.static() and not _is_torch(obj))
+
+
+def _is_torch(obj: Any) -> bool:
+    return str(getattr(obj, "__module__", None) or type(obj).__module__).startswith("torch")
+
+
+def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
+    if cls is nn.ModuleList:
+        return _module_list(expr, args)
+    if frame.translator.translates(cls):
+        return frame.translator.construct(cls, args)
+    return Instance((Made(cls),), plain_call(expr, args).expr)
+
+
+def _module_list(expr: ast.expr, args: Args) -> Value:
+    match args.positional:
+        case [ModuleList(made=made, expr=items)]:
+            return ModuleList(made, ast.Call(expr, [items], []))
+        case [Items(items=tuple() as items)] if all(isinstance(item, Instance) for item in items):
+            made = tuple(way for item in items if isinstance(item, Instance) for way in item.made)
+            elements = ast.List([residual(item) for item in items], ast.Load())
+            return ModuleList(made, ast.Call(expr, [elements], []))
+    raise Untranslatable("a ModuleList of unknown modules")
+
+
+def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    value, classes = args.positional
+    match value, classes:
+        case Known(value=known), Global(obj=cls):
+            return Known(isinstance(known, cls))
+        case Mapping(), Global(obj=cls):
+            return Known(cls is dict)
+        case Items(), Global(obj=cls):
+            return Known(cls in (tuple, list))
+        case Mask(), _:
+            return Known(False)
+        case Code(static=False), Global(obj=cls):
+            return Known(cls is torch.Tensor)
+        case Code(static=False), Items(items=options):
+            return Known(any(isinstance(item, Global) and item.obj is torch.Tensor for item in options))
+    return plain_call(expr, args, args.static())
+
+
+def _getattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    owner, key, *default = args.positional
+    if not (isinstance(key, Known) and isinstance(key.value, str)):
+        if isinstance(owner, Self):
+            raise Untranslatable("an attribute with a computed name")
+        return plain_call(expr, args, args.static())
+    if isinstance(owner, Config):
+        if objects.declares(frame.translator.config, key.value) or key.value in objects.CONFIG_FACTS:
+            return objects.get_attribute(owner, key.value, frame)
+        return plain_call(expr, args, True)
+    if isinstance(owner, Self) and frame.cls is not None and not frame.cls.has(key.value) and default:
+        return default[0]
+    return objects.get_attribute(owner, key.value, frame)
+
+
+def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    match args.positional:
+        case [Config(), Known(value=str() as key)] if objects.declares(frame.translator.config, key):
+            return Known(True)
+        case [Self(), Known(value=str() as key)] if frame.cls is not None:
+            return Known(frame.cls.has(key))
+    return plain_call(expr, args, args.static())
+
+
+def _len(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    match args.positional:
+        case [Items() | Mapping() as value]:
+            return Known(len(value.items))
+    return _fold(len)(expr, args, frame)
+
+
+def _listing(kind: type) -> Callable[[ast.expr, Args, Frame], Value]:
+    def handle(expr: ast.expr, args: Args, frame: Frame) -> Value:
+        match args.positional:
+            case []:
+                return Items(())
+            case [Items()]:
+                return args.positional[0]
+        return plain_call(expr, args, args.static())
+
+    return handle
+
+
+def _dict(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    base = args.positional[0] if args.positional else Mapping({})
+    if not isinstance(base, Mapping):
+        raise Untranslatable("dict() of an unknown value")
+    return Mapping({**base.items, **args.keywords})
+
+
+def _fold(function: Callable[..., Any]) -> Callable[[ast.expr, Args, Frame], Value]:
+    def handle(expr: ast.expr, args: Args, frame: Frame) -> Value:
+        if args.known():
+            keywords = {key: value.value for key, value in args.keywords.items()}  # type: ignore[attr-defined]
+            return Known(function(*(value.value for value in args.positional), **keywords))  # type: ignore[attr-defined]
+        return plain_call(expr, args, args.static())
+
+    return handle
+
+
+_BUILTINS: dict[Any, Callable[[ast.expr, Args, Frame], Value]] = {
+    isinstance: _isinstance,
+    getattr: _getattr,
+    hasattr: _hasattr,
+    len: _len,
+    tuple: _listing(tuple),
+    list: _listing(list),
+    dict: _dict,
+    super: lambda expr, args, frame: Super(),
+    print: lambda expr, args, frame: NONE,
+    **{item: _fold(item) for item in (int, float, str, bool, max, min, abs, round, slice)},
+    **{item: lambda expr, args, frame: plain_call(expr, args, args.static()) for item in (range, set, sorted, sum)},
+}

@@ -1,0 +1,74 @@
+"""The canonical ops that replace attention and RoPE."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from onboard.codegen.translate.values import (
+    NONE,
+    Code,
+    Half,
+    Hole,
+    Items,
+    Known,
+    Result,
+    Untranslatable,
+    Value,
+    attribute,
+    constant,
+    name,
+    residual,
+    same_code,
+    untransposed,
+)
+
+if TYPE_CHECKING:
+    from onboard.codegen.translate.calls import Args
+
+COMPLEX_ROPE = "torch_rope_with_complex_freqs"
+
+
+def op(op_name: str) -> ast.expr:
+    """Return `torch.ops.onboard.<name>`."""
+    return attribute(name("torch"), "ops", "onboard", op_name)
+
+
+def attention(args: Args) -> Value:
+    """Return the canonical form of `attention_interface(module, q, k, v, mask, scaling=..., ...)`.
+
+    The interface returns (output [batch, sequence, heads, dim], weights); weights are None here.
+    """
+    heads_first = args.positional[1:4]
+    given = {**dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)), **args.keywords}
+    by_sequence = all(isinstance(value, Code) and value.transposed for value in heads_first)
+    qkv = [residual(untransposed(value) if by_sequence else value) for value in heads_first]
+    settings = [given.get(key, NONE) for key in ("scaling", "s_aux", "sliding_window", "softcap")]
+    layout = constant("bsnd" if by_sequence else "bnsd")
+    fixed = [constant(None), constant(0.0), constant(True)]
+    called = ast.Call(op("torch_attention"), [*qkv, *fixed, *map(residual, settings), layout], [])
+    return Items((Code(called, transposed=not by_sequence), NONE))
+
+
+def rope(function: Any, op_name: str, args: Args) -> Value:
+    """Return the canonical form of `apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)`."""
+    bound = inspect.signature(function).bind(*args.positional, **args.keywords)
+    q, k, cos, sin = list(bound.arguments.values())[:4]
+    dim = bound.arguments.get("unsqueeze_dim", Known(1))
+    if not (isinstance(dim, Known) and dim.value in (1, 2)):
+        raise Untranslatable("RoPE along an unknown dimension")
+    moved = all(isinstance(value, Code) and value.transposed for value in (q, k))
+    q_code, k_code = (residual(untransposed(value) if moved else value) for value in (q, k))
+    position = constant(3 - dim.value if moved else dim.value)
+    called = ast.Call(op(op_name), [q_code, k_code, *_tables(op_name, cos, sin), position], [])
+    return Result(called, Items((Hole(0), Hole(1))), 2, moved)
+
+
+def _tables(op_name: str, cos: Value, sin: Value) -> list[ast.expr]:
+    if op_name != COMPLEX_ROPE:
+        return [residual(cos), residual(sin)]
+    match cos, sin:
+        case Half(whole=first, part=0), Half(whole=second, part=1) if same_code(first.expr, second.expr):
+            return [first.expr]
+    raise Untranslatable("interleaved RoPE whose cos and sin do not come from the rotary embedding")

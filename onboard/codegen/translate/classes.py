@@ -1,0 +1,536 @@
+"""Translate the classes that a model reaches.
+
+Evaluation is monovariant: a class or helper has one translation, for all its uses. What uses pass to it is joined into
+facts; when a use adds to the facts of something translated already, the round is thrown away and repeated with them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Mapping as MappingABC
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from onboard.analysis.source import ModuleSource, find_method, module_source
+from onboard.codegen.translate import blocks, cleanup, objects
+from onboard.codegen.translate.calls import Args, call_value, plain_call
+from onboard.codegen.translate.execute import RAISES, execute
+from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.values import (
+    NONE,
+    Code,
+    Config,
+    Env,
+    Global,
+    Half,
+    Hole,
+    Instance,
+    Items,
+    Known,
+    Made,
+    Mapping,
+    Mask,
+    Method,
+    ModuleList,
+    Output,
+    Result,
+    Self,
+    Untranslatable,
+    Value,
+    attribute,
+    call,
+    name,
+    residual,
+    same,
+    untransposed,
+)
+
+
+class Restart(Exception):
+    """Facts grew: what was translated with the old ones is void."""
+
+
+@dataclass
+class Routine:
+    """A translated function: its lean parameters, its body, and what a caller gets."""
+
+    node: ast.FunctionDef
+    source: ModuleSource
+    parameters: list[str] = field(default_factory=list)
+    body: list[ast.stmt] = field(default_factory=list)
+    shape: Value = NONE
+    holes: int = 0
+
+
+@dataclass(eq=False)
+class ClassState:
+    """A class under translation."""
+
+    cls: type
+    translator: Translator
+    attributes: dict[str, Value] = field(default_factory=dict)
+    init: Routine | None = None
+    methods: dict[str, Routine] = field(default_factory=dict)
+    guards: list[ast.expr] = field(default_factory=list)
+    read_outside: set[str] = field(default_factory=set)
+    """Attributes that other classes read."""
+
+    def has(self, attr: str) -> bool:
+        """Whether `self.attr` exists."""
+        return attr in self.attributes or hasattr(self.cls, attr)
+
+    def attribute(self, attr: str, owner: ast.expr, frame: Frame) -> Value:
+        """Return `owner.attr` for an instance `owner` of this class."""
+        path = attribute(owner, attr)
+        if not (isinstance(owner, ast.Name) and owner.id == "self"):
+            self.read_outside.add(attr)
+        elif frame.kind == "init" and f"self.{attr}" in frame.env.values:
+            return frame.env.values[f"self.{attr}"]
+        match value := self.attributes.get(attr):
+            case Known() | Mask():
+                return value
+            case Instance(made=made):
+                return Instance(made, path)
+            case ModuleList(made=made):
+                return ModuleList(made, path)
+            case Config():
+                return Config(path)
+            case Code(static=static):
+                return Code(path, static)
+            case Global():
+                return value
+        return objects.module_fact(attr) or self._class_attribute(attr, path)
+
+    def _class_attribute(self, attr: str, path: ast.expr) -> Value:
+        value = inspect.getattr_static(self.cls, attr, None)
+        if isinstance(value, bool | int | float | str):
+            return Known(value)
+        if inspect.isroutine(value) or isinstance(value, staticmethod | classmethod):
+            return Method(Self(), attr)
+        return Code(path)
+
+
+class Translator:
+    """Translates everything that a causal language model class reaches.
+
+    Args:
+        model: a tiny instance; it decides branches of which only one side has a translation.
+        recognised: what the analysis found: class name -> how its block is generated.
+        rope_ops: helper function name -> canonical op.
+    """
+
+    def __init__(
+        self, model: nn.Module, recognised: MappingABC[str, blocks.Recognised], rope_ops: MappingABC[str, str]
+    ) -> None:
+        self.model = model
+        self.config: Any = model.config
+        self.recognised = recognised
+        self.rope_ops = rope_ops
+        self.facts: dict[tuple[str, str], dict[str, Value]] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget translations, keep facts."""
+        self.states: dict[type, ClassState] = {}
+        self.functions: dict[str, Routine] = {}
+        self.globals: dict[str, tuple[Any, ModuleSource]] = {}
+
+    def translate(self) -> ClassState:
+        """Translate the model's class and all that it reaches."""
+        for _ in range(100):
+            self.reset()
+            try:
+                return self._round()
+            except Restart:
+                continue
+        raise Untranslatable("a program without a fixed point")
+
+    def _round(self) -> ClassState:
+        cls = type(self.model)
+        config = name("config")
+        (state,) = self.reached(self.construct(cls, Args([Config(config)], {}, [])))
+        given = {key: Code(name(key)) for key in ("input_ids", "position_ids")}
+        self._method(state, "forward", Args([], dict(given), []))
+        return state
+
+    def remember_global(self, identifier: str, obj: Any, source: ModuleSource) -> None:
+        """Note that residual code may mention a global name."""
+        self.globals.setdefault(identifier, (obj, source))
+
+    def translates(self, cls: type) -> bool:
+        """Whether a module class is translated from its source (and not PyTorch's own)."""
+        return objects.is_module(cls) and not cls.__module__.startswith("torch.")
+
+    def is_helper(self, obj: Any) -> bool:
+        """Whether a function is translated from its source."""
+        return inspect.isfunction(obj) and not obj.__module__.startswith("torch")
+
+    def rope_op(self, obj: Any) -> str | None:
+        """Return the canonical op of a helper function that applies RoPE."""
+        return self.rope_ops.get(obj.__name__) if inspect.isfunction(obj) else None
+
+    def reached(self, module: Instance) -> list[ClassState]:
+        """Return the states of a module's classes; how it is made becomes facts of theirs."""
+        states = []
+        for made in module.made:
+            found = find_method(made.cls, "__init__")
+            assert found is not None
+            self._learn(("init", made.cls.__qualname__), found[1], made.arguments, made.cls in self.states)
+            if made.cls not in self.states:
+                self.states[made.cls] = ClassState(made.cls, self)
+                self._evaluate_init(self.states[made.cls])
+            states.append(self.states[made.cls])
+        return list(dict.fromkeys(states))
+
+    def decide(self, node: ast.expr, test: Value, frame: Frame) -> bool:
+        """Return a static condition's value in this config, the same for all modules of the class."""
+        names = {**frame.source.namespace, "config": self.config}
+        modules: list[Any] = [m for m in self.model.modules() if frame.cls is not None and type(m) is frame.cls.cls]
+        try:
+            values = {
+                bool(eval(ast.unparse(residual(test)), {**names, "self": module})) for module in modules or [None]
+            }
+        except Exception as error:
+            raise Untranslatable(f"the condition {ast.unparse(node)}") from error
+        if len(values) != 1:
+            raise Untranslatable(f"the condition {ast.unparse(node)}, which differs between layers")
+        return values.pop()
+
+    def guard(self, condition: ast.expr, frame: Frame) -> None:
+        """Have `__init__` assert what this translation takes for granted."""
+        if frame.cls is None:
+            raise Untranslatable("a branch of a helper function that depends on the config")
+        if not any(ast.dump(item) == ast.dump(condition) for item in frame.cls.guards):
+            frame.cls.guards.append(condition)
+
+    def construct(self, cls: type, args: Args) -> Instance:
+        """Return the module that `cls(*args)` makes."""
+        found = find_method(cls, "__init__")
+        if found is None or args.stars:
+            raise Untranslatable(f"the constructor of {cls.__name__}")
+        bound, _ = bind(found[1], args, method=True)
+        keywords = [ast.keyword(key, residual(value)) for key, value in bound.items()]
+        return Instance((Made(cls, bound),), ast.Call(name(cls.__name__), [], keywords))
+
+    def call_module(self, module: Instance, args: Args, frame: Frame) -> Value:
+        """Return the result of calling a submodule."""
+        torch_classes = [cls for cls in module.classes if not self.translates(cls)]
+        if len(torch_classes) == len(module.classes):
+            return plain_call(module.expr, args)
+        if torch_classes:
+            raise Untranslatable(f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}")
+        routines = [self._method(state, "forward", args) for state in self.reached(module)]
+        parameters = list(dict.fromkeys(key for routine in routines for key in routine.parameters))
+        for routine in routines:
+            if routine.parameters != parameters:
+                raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
+        bound, _ = bind(routines[0].node, args, method=True)
+        return self._result(module.expr, routines[0], bound, self._keeps_order(module, args))
+
+    def _keeps_order(self, module: Instance, args: Args) -> bool:
+        """Whether a module works on the last dimension alone and its only argument is transposed."""
+        kinds = [self.recognised.get(cls.__name__) for cls in module.classes]
+        values = (*args.positional, *args.keywords.values())
+        pointwise = all(kind is not None and kind.last_dimension_only for kind in kinds)
+        return pointwise and len(values) == 1 and isinstance(values[0], Code) and values[0].transposed
+
+    def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value:
+        """Return `self.attr(...)`."""
+        assert frame.cls is not None
+        value = frame.cls.attribute(attr, name("self"), frame)
+        if not isinstance(value, Method):
+            return call_value(value, args, frame)
+        if attr == "register_buffer" and frame.kind == "init":
+            return self._register_buffer(args, frame)
+        found = find_method(frame.cls.cls, attr)
+        if found is None or found[0].__module__.startswith("transformers.modeling_utils"):
+            return NONE  # checks and bookkeeping of transformers' base class
+        if found[0].__module__.startswith("torch."):
+            return plain_call(attribute(name("self"), attr), args)
+        routine = self._method(frame.cls, attr, args)
+        static = "staticmethod" in {ast.unparse(item) for item in found[1].decorator_list}
+        bound, _ = bind(routine.node, args, method=not static)
+        return self._result(attribute(name("self"), attr), routine, bound, False)
+
+    def _register_buffer(self, args: Args, frame: Frame) -> Value:
+        key = args.positional[0]
+        if not (isinstance(key, Known) and isinstance(key.value, str)):
+            raise Untranslatable("a buffer with a computed name")
+        frame.emit(ast.Expr(plain_call(attribute(name("self"), "register_buffer"), args).expr))
+        frame.env.values[f"self.{key.value}"] = Code(attribute(name("self"), key.value))
+        return NONE
+
+    def call_super(self, attr: str, args: Args, frame: Frame) -> Value:
+        """Return `super().attr(...)`; the bases that the generated class does not have are written into it."""
+        assert frame.cls is not None
+        if attr != "__init__":
+            return plain_call(attribute(call(name("super")), attr), args)
+        mro = frame.cls.cls.__mro__
+        rest = mro[mro.index(frame.owner) + 1 :] if frame.owner in mro else mro
+        base = next(cls for cls in rest if "__init__" in vars(cls))
+        if self.translates(base) and base.__module__ not in (
+            "transformers.modeling_utils",
+            "transformers.modeling_layers",
+        ):
+            self._inline_init(base, args, frame)
+            return NONE
+        arguments = args if base.__module__.startswith("torch.") and base is not nn.Module else Args([], {}, [])
+        frame.emit(ast.Expr(plain_call(attribute(call(name("super")), "__init__"), arguments).expr))
+        configs = [value for value in args.positional if isinstance(value, Config)]
+        if configs and base.__module__ == "transformers.modeling_utils":
+            frame.emit(ast.Assign([ast.Attribute(name("self"), "config", ast.Store())], configs[0].expr))
+            frame.env.values["self.config"] = configs[0]
+        return NONE
+
+    def _inline_init(self, base: type, args: Args, frame: Frame) -> None:
+        found = find_method(base, "__init__")
+        assert found is not None
+        owner, node = found
+        bound, rest = bind(node, args, method=True)
+        inner = Frame(self, module_source(owner.__module__), "init", frame.cls, owner, out=frame.out)
+        inner.env = Env({key: value for key, value in frame.env.values.items() if key.startswith("self.")})
+        inner.env.values["self"] = Self()
+        inner.env.values.update(_defaults(node, inner) | bound | rest)
+        execute(node.body, inner)
+        frame.env.values.update({key: value for key, value in inner.env.values.items() if key.startswith("self.")})
+
+    def call_function(self, function: Any, args: Args, frame: Frame) -> Value:
+        """Return a helper's result: inline when it comes down to an expression, else as a call of its translation."""
+        source = module_source(function.__module__)
+        node = source.functions.get(function.__name__)
+        if node is None:
+            raise Untranslatable(f"the helper {function.__name__}")
+        inlined = self._inline(node, source, args)
+        if inlined is not None:
+            return inlined
+        key = function.__name__
+        bound, rest = bind(node, args, method=False)
+        self._learn(("function", key), node, {**bound, **rest}, key in self.functions)
+        if key not in self.functions:
+            inner = Frame(self, source, "function")
+            self.functions[key] = self._routine(node, inner, self.facts["function", key])
+        return self._result(name(key), self.functions[key], bound, False)
+
+    def _inline(self, node: ast.FunctionDef, source: ModuleSource, args: Args) -> Value | None:
+        bound, rest = bind(node, args, method=False)
+        inner = Frame(self, source, "function")
+        inner.env.values.update(_defaults(node, inner) | bound | rest)
+        try:
+            execute(node.body, inner)
+        except Untranslatable:
+            return None
+        others = [statement for statement in inner.out if not isinstance(statement, ast.Return)]
+        return inner.returns[0][1] if not others and len(inner.returns) == 1 else None
+
+    def _evaluate_init(self, state: ClassState) -> None:
+        found = find_method(state.cls, "__init__")
+        assert found is not None
+        owner, node = found
+        frame = Frame(self, module_source(owner.__module__), "init", state, owner)
+        frame.env.values["self"] = Self()
+        facts = self.facts["init", state.cls.__qualname__]
+        frame.env.values.update(_defaults(node, frame) | _parameters(facts))
+        if not (recognised := self.recognised.get(state.cls.__name__)) or not recognised.own_init:
+            execute(node.body, frame)
+        prefix = "self."
+        state.attributes = {k.removeprefix(prefix): v for k, v in frame.env.values.items() if k.startswith(prefix)}
+        state.init = Routine(node, frame.source, body=frame.out)
+
+    def _method(self, state: ClassState, attr: str, args: Args) -> Routine:
+        """Return the translation of a method, made with the facts of all its uses."""
+        found = find_method(state.cls, attr)
+        if found is None or found[0].__module__.startswith("torch."):
+            raise Untranslatable(f"{state.cls.__name__}.{attr}")
+        owner, node = found
+        static = "staticmethod" in {ast.unparse(item) for item in node.decorator_list}
+        bound, rest = bind(node, args, method=not static)
+        key = ("method", f"{state.cls.__qualname__}.{attr}")
+        self._learn(key, node, {**bound, **rest}, attr in state.methods)
+        if attr not in state.methods:
+            recognised = self.recognised.get(state.cls.__name__)
+            if recognised is not None and attr == "forward":
+                state.methods[attr] = blocks.forward(recognised, node, module_source(owner.__module__))
+            else:
+                frame = Frame(self, module_source(owner.__module__), "forward", state, owner)
+                frame.env.values["self"] = Self()
+                state.methods[attr] = self._routine(node, frame, self.facts[key])
+        return state.methods[attr]
+
+    def _routine(self, node: ast.FunctionDef, frame: Frame, facts: dict[str, Value]) -> Routine:
+        frame.env.values.update(_defaults(node, frame) | _parameters(facts))
+        if node.args.kwarg is not None:
+            named = {item.arg for item in (*node.args.args, *node.args.kwonlyargs)}
+            extra = {key: value for key, value in _parameters(facts).items() if key not in named}
+            frame.env.values[node.args.kwarg.arg] = Mapping(extra)
+        if execute(node.body, frame) == RAISES:
+            raise Untranslatable(f"{node.name}, which raises")
+        routine = Routine(node, frame.source)
+        routine.shape, routine.holes = finish_returns(frame)
+        routine.body = cleanup.clean(frame.out)
+        used = cleanup.free_names(routine.body)
+        order = [item.arg for item in (*node.args.args, *node.args.kwonlyargs)]
+        routine.parameters = [key for key in dict.fromkeys((*order, *facts)) if key in used and key in facts]
+        return routine
+
+    def _result(self, function: ast.expr, routine: Routine, bound: dict[str, Value], keeps_order: bool) -> Value:
+        """Return the value of a call of translated code."""
+        missing = [key for key in routine.parameters if key not in bound]
+        arguments = []
+        for key in routine.parameters:
+            value = NONE if key in missing else bound[key]
+            arguments.append(residual(untransposed(value) if keeps_order else value))
+        called = ast.Call(function, arguments, [])
+        if routine.holes > 1:
+            return Result(called, routine.shape, routine.holes)
+        if routine.holes == 0:
+            return routine.shape
+        return _only_part(routine.shape, Code(called, transposed=keeps_order))
+
+    def _learn(self, key: tuple[str, str], node: ast.FunctionDef, bound: dict[str, Value], translated: bool) -> None:
+        """Join what a use passes into the facts of a function; a parameter that a use leaves out has its default."""
+        defaults = {item: _default_fact(default) for item, default in _default_nodes(node).items()}
+        new = {**defaults, **{item: _fact(value) for item, value in bound.items()}}
+        known = self.facts.get(key)
+        if known is None:
+            self.facts[key] = new
+            return
+        joined = {item: _join_facts(known.get(item, NONE), new.get(item, NONE)) for item in {**known, **new}}
+        if any(item not in known or not _same_fact(known[item], fact) for item, fact in joined.items()):
+            self.facts[key] = joined
+            if translated:
+                raise Restart
+
+
+def bind(node: ast.FunctionDef, args: Args, *, method: bool) -> tuple[dict[str, Value], dict[str, Value]]:
+    """Bind arguments to a definition's parameters; return them and what falls into `**kwargs`."""
+    if args.stars or node.args.vararg is not None:
+        raise Untranslatable(f"a call of {node.name} with *args")
+    names = [item.arg for item in (*node.args.posonlyargs, *node.args.args)][1 if method else 0 :]
+    if len(args.positional) > len(names):
+        raise Untranslatable(f"too many arguments for {node.name}")
+    bound = dict(zip(names, args.positional, strict=False))
+    named = {*names, *(item.arg for item in node.args.kwonlyargs)}
+    bound |= {key: value for key, value in args.keywords.items() if key in named}
+    rest = {key: value for key, value in args.keywords.items() if key not in named}
+    if rest and node.args.kwarg is None:
+        raise Untranslatable(f"{node.name} takes no {', '.join(rest)}")
+    return bound, rest
+
+
+def _default_nodes(node: ast.FunctionDef) -> dict[str, ast.expr]:
+    names = [item.arg for item in (*node.args.posonlyargs, *node.args.args)]
+    defaults = dict(zip(names[len(names) - len(node.args.defaults) :], node.args.defaults, strict=True))
+    pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    return defaults | {item.arg: default for item, default in pairs if default is not None}
+
+
+def _default_fact(node: ast.expr) -> Value:
+    try:
+        return Known(ast.literal_eval(node))
+    except ValueError:
+        return Code(node, static=True)
+
+
+def _defaults(node: ast.FunctionDef, frame: Frame) -> dict[str, Value]:
+    from onboard.codegen.translate.evaluate import evaluate
+
+    return {key: evaluate(item, frame) for key, item in _default_nodes(node).items()}
+
+
+def _fact(value: Value) -> Value:
+    """Return what a function may know of an argument: constants, the config, a mask; run-time values only by kind."""
+    match value:
+        case Known() | Config() | Mask():
+            return value
+        case Code(static=static, form=form):
+            return Code(name("_"), static, form=form)
+        case Items(items=(Half(whole=whole), Half())):
+            return Code(name("_"), form=whole.form)
+        case Items(items=items):
+            return Code(name("_"), all(isinstance(_fact(item), Known) for item in items))
+    return Code(name("_"))
+
+
+def _join_facts(old: Value, new: Value) -> Value:
+    if _same_fact(old, new):
+        return old
+    if isinstance(old, Code) and isinstance(new, Code) and old.form != new.form:
+        raise Untranslatable("an argument that is a complex RoPE table here and something else there")
+    static = all(isinstance(item, Known | Config) or (isinstance(item, Code) and item.static) for item in (old, new))
+    return Code(name("_"), static)
+
+
+def _same_fact(old: Value, new: Value) -> bool:
+    if isinstance(old, Code) and isinstance(new, Code):
+        return old.static == new.static and old.form == new.form
+    return same(old, new)
+
+
+def _parameters(facts: dict[str, Value]) -> dict[str, Value]:
+    """Return facts as the values of parameters inside the function."""
+    values: dict[str, Value] = {}
+    for key, fact in facts.items():
+        match fact:
+            case Config():
+                values[key] = Config(name(key))
+            case Code(static=static, form=form):
+                values[key] = Code(name(key), static, form=form)
+            case _:
+                values[key] = fact
+    return values
+
+
+def finish_returns(frame: Frame) -> tuple[Value, int]:
+    """Give every return statement its code; return the shape of what a caller gets and its run-time parts."""
+    if not frame.returns:
+        return NONE, 0
+    values = [value for _, value in frame.returns]
+    shape, holes = _shape(values, 0)
+    for statement, value in frame.returns:
+        parts = _run_time_parts(shape, value)
+        codes = [residual(part) for part in parts]
+        statement.value = codes[0] if len(codes) == 1 else ast.Tuple(codes, ast.Load()) if codes else None
+    return shape, holes
+
+
+def _shape(values: list[Value], index: int) -> tuple[Value, int]:
+    """Return the common shape of several results: what all know stays known, the rest are holes."""
+    first = values[0]
+    if isinstance(first, Known | Mask | Config) and all(same(first, value) for value in values):
+        return first, index
+    parts: list[Value] = []
+    match first:
+        case Items(items=(Half(), Half())):
+            return Hole(index, form=first.items[0].whole.form), index + 1  # type: ignore[attr-defined]
+        case Items(items=items) if all(isinstance(v, Items) and len(v.items) == len(items) for v in values):
+            for column in zip(*(value.items for value in values), strict=True):  # type: ignore[attr-defined]
+                part, index = _shape(list(column), index)
+                parts.append(part)
+            return Items(tuple(parts)), index
+        case Output(fields=fields) if all(isinstance(v, Output) and v.fields.keys() == fields.keys() for v in values):
+            for key in fields:
+                part, index = _shape([value.fields[key] for value in values], index)  # type: ignore[attr-defined]
+                parts.append(part)
+            return Output(dict(zip(fields, parts, strict=True))), index
+    form = first.form if isinstance(first, Code) else None
+    return Hole(index, form), index + 1
+
+
+def _run_time_parts(shape: Value, value: Value) -> list[Value]:
+    match shape, value:
+        case Hole(), _:
+            return [value]
+        case Items(items=shapes), Items(items=items):
+            return [part for item in zip(shapes, items, strict=True) for part in _run_time_parts(*item)]
+        case Output(fields=shapes), Output(fields=fields):
+            return [part for key in shapes for part in _run_time_parts(shapes[key], fields[key])]
+    return []
+
+
+def _only_part(shape: Value, part: Code) -> Value:
+    from onboard.codegen.translate.values import fill
+
+    return fill(shape, [part])

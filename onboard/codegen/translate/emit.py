@@ -1,0 +1,257 @@
+"""Turn translated classes into the text of their definitions."""
+
+from __future__ import annotations
+
+import ast
+from copy import deepcopy
+from dataclasses import dataclass
+
+from torch import nn
+
+from onboard.analysis.source import find_method, module_source
+from onboard.codegen.translate import cleanup
+from onboard.codegen.translate.classes import ClassState, Routine, Translator
+from onboard.codegen.translate.execute import execute
+from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.printer import print_block
+from onboard.codegen.translate.prune import ReplaceAttribute, prune
+from onboard.codegen.translate.values import NONE, Code, Config, Hole, Output, Untranslatable, attribute, name, residual
+
+_SIMPLE = {"int", "float", "bool", "str"}
+
+
+@dataclass
+class MethodText:
+    """A method or function: name, signature with parentheses and return type, body."""
+
+    name: str
+    signature: str
+    body: str
+    static: bool = False
+
+
+@dataclass
+class ClassText:
+    """A class, ready for the template of the file."""
+
+    name: str
+    base: str
+    kind: str
+    cls: type
+    methods: list[MethodText]
+    reads: set[str]
+    """Global names that the code mentions."""
+
+
+def emit(translator: Translator, top: ClassState, config_class: str) -> tuple[list[ClassText], list[MethodText]]:
+    """Return the model's classes, what others are made of first, and its helper functions."""
+    prune(translator)
+    calls = _constructor_calls(translator)
+    order = _order(translator, top)
+    classes = [_class_text(state, translator, top, config_class, calls) for state in order]
+    return classes, [_function_text(key, routine) for key, routine in translator.functions.items()]
+
+
+def _order(translator: Translator, top: ClassState) -> list[ClassState]:
+    """Return the classes in reading order: every class after those that it constructs."""
+    by_name = {state.cls.__name__: state for state in translator.states.values()}
+    out: list[ClassState] = []
+
+    def visit(state: ClassState) -> None:
+        if state in out:
+            return
+        assert state.init is not None
+        for statement in state.init.body:
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Name) and node.id in by_name and by_name[node.id] is not state:
+                    visit(by_name[node.id])
+        if state not in out:
+            out.append(state)
+
+    visit(top)
+    leaves = ("rmsnorm", "layernorm", "l2norm", "rotary")
+    kinds = [getattr(translator.recognised.get(state.cls.__name__), "kind", "") for state in out]
+    front = [state for kind in leaves for state, own in zip(out, kinds, strict=True) if own == kind]
+    return front + [state for state in out if state not in front]
+
+
+def _constructor_calls(translator: Translator) -> dict[str, list[ast.Call]]:
+    calls: dict[str, list[ast.Call]] = {state.cls.__name__: [] for state in translator.states.values()}
+    for state in translator.states.values():
+        assert state.init is not None
+        for statement in state.init.body:
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in calls:
+                    calls[node.func.id].append(node)
+    for class_name, nodes in calls.items():
+        state = next(item for item in translator.states.values() if item.cls.__name__ == class_name)
+        assert state.init is not None
+        defaults = _kept_defaults(state.init, nodes)
+        for node in nodes:
+            given = {item.arg: item.value for item in node.keywords}
+            node.args = [given[key] for key in state.init.parameters if key not in defaults]
+            node.keywords = [
+                ast.keyword(key, given[key]) for key in state.init.parameters if key in defaults and key in given
+            ]
+    return calls
+
+
+def _kept_defaults(init: Routine, calls: list[ast.Call]) -> dict[str, ast.expr]:
+    """Return the defaults of `__init__` worth keeping: those that a call relies on, and constants other than None."""
+    from onboard.codegen.translate.classes import _default_nodes
+
+    defaults = {key: node for key, node in _default_nodes(init.node).items() if key in init.parameters}
+    given = [{item.arg for item in call.keywords} | set(init.parameters[: len(call.args)]) for call in calls]
+    omitted = {key for key in defaults if any(key not in names for names in given)}
+    plain = {key for key, node in defaults.items() if isinstance(node, ast.Constant) and node.value is not None}
+    kept = {key: node for key, node in defaults.items() if key in omitted or key in plain}
+    tail = init.parameters[-len(kept) :] if kept else []
+    return kept if set(tail) == set(kept) or omitted else {}
+
+
+def _class_text(
+    state: ClassState, translator: Translator, top: ClassState, config_class: str, calls: dict[str, list[ast.Call]]
+) -> ClassText:
+    recognised = translator.recognised.get(state.cls.__name__)
+    methods = [_init_text(state, translator, top, config_class, calls[state.cls.__name__])]
+    for key, routine in state.methods.items():
+        methods.append(_method_text(key, routine, translator, state, state is top))
+    assert state.init is not None
+    trees = [*state.init.body, *state.guards, *(s for routine in state.methods.values() for s in routine.body)]
+    reads = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)} | {"torch", "nn"}
+    kind = recognised.kind if recognised else ""
+    return ClassText(state.cls.__name__, _base(state.cls), kind, state.cls, methods, reads)
+
+
+def _base(cls: type) -> str:
+    base = next(item for item in cls.__mro__ if item.__module__.startswith("torch."))
+    return "nn.Module" if base is nn.Module else f"nn.{base.__name__}"
+
+
+def _init_text(
+    state: ClassState, translator: Translator, top: ClassState, config_class: str, calls: list[ast.Call]
+) -> MethodText:
+    init = state.init
+    assert init is not None
+    facts = translator.facts["init", state.cls.__qualname__]
+    defaults = _kept_defaults(init, calls)
+    parameters = ["self"]
+    for key in init.parameters:
+        kind = config_class if isinstance(facts.get(key), Config) else _annotation(init.node, key)
+        parameters.append(f"{key}: {kind}" + (f" = {ast.unparse(defaults[key])}" if key in defaults else ""))
+    body = [*init.body, *(_guard(item) for item in state.guards)]
+    if state is top:
+        body.extend(_tied(state, translator))
+    return MethodText("__init__", f"({', '.join(parameters)}) -> None", print_block(body, init.source))
+
+
+def _guard(condition: ast.expr) -> ast.stmt:
+    """Return the assertion of a condition that the translation takes for granted."""
+    condition = ReplaceAttribute("config", name("config")).visit(deepcopy(condition))
+    text = ast.unparse(condition).replace("config.", "").replace("self.", "")
+    message = f"not covered: {text[4:]}" if text.startswith("not ") else f"covered only with {text}"
+    return ast.Assert(condition, ast.Constant(message))
+
+
+def _annotation(node: ast.FunctionDef, key: str) -> str:
+    parameter = next(item for item in (*node.args.args, *node.args.kwonlyargs) if item.arg == key)
+    written = ast.unparse(parameter.annotation) if parameter.annotation is not None else ""
+    simple = [part.strip() for part in written.split("|") if part.strip() in _SIMPLE]
+    return " | ".join(simple) or "int"
+
+
+def _tied(state: ClassState, translator: Translator) -> list[ast.stmt]:
+    """Return the statement that ties weights as transformers' `_tied_weights_keys` says."""
+    tied = getattr(state.cls, "_tied_weights_keys", None)
+    if not isinstance(tied, dict) or not hasattr(translator.config, "tie_word_embeddings"):
+        return []
+    body: list[ast.stmt] = []
+    for target, source in tied.items():
+        paths = [attribute(name("self"), *path.split(".")) for path in (target, source)]
+        if not all(_resolves(translator.model, path) for path in (target, source)):
+            continue
+        assert isinstance(paths[0], ast.Attribute)
+        body.append(ast.Assign([ast.Attribute(paths[0].value, paths[0].attr, ast.Store())], paths[1]))
+    test = attribute(name("config"), "tie_word_embeddings")
+    return [ast.If(test, body, [])] if body else []
+
+
+def _resolves(model: nn.Module, path: str) -> bool:
+    return path in model.state_dict(keep_vars=True)
+
+
+def _method_text(key: str, routine: Routine, translator: Translator, state: ClassState, is_top: bool) -> MethodText:
+    if is_top and key == "forward":
+        return _top_forward(routine)
+    static = any(ast.unparse(item) == "staticmethod" for item in routine.node.decorator_list)
+    parameters = [f"{item}: {_tensor_annotation(item, routine, translator, state)}" for item in routine.parameters]
+    head = ", ".join(([] if static else ["self"]) + parameters)
+    return MethodText(
+        key, f"({head}) -> {_return_annotation(routine)}", print_block(routine.body, routine.source), static
+    )
+
+
+def _top_forward(routine: Routine) -> MethodText:
+    """Return the forward of the causal language model: the contract of generated files."""
+    logits = routine.shape.fields.get("logits") if isinstance(routine.shape, Output) else None
+    if not (isinstance(logits, Hole) and routine.holes == 1):
+        raise Untranslatable("the model's output: logits alone must be left of it")
+    body = deepcopy(routine.body)
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Return):
+                assert node.value is not None
+                node.value = ast.Call(name("CausalLMOutput"), [], [ast.keyword("logits", node.value)])
+    check = [ast.Assert(ast.Compare(name("position_ids"), [ast.IsNot()], [ast.Constant(None)]))]
+    signature = "(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput"
+    return MethodText("forward", signature, print_block([*check, *body], routine.source))
+
+
+def _tensor_annotation(parameter: str, routine: Routine, translator: Translator, state: ClassState) -> str:
+    for statement in routine.body:
+        for node in ast.walk(statement):
+            match node:
+                case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Name(id=unpacked)) if unpacked == parameter:
+                    return f"tuple[{', '.join(['torch.Tensor'] * len(parts))}]"
+    fact = translator.facts.get(("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}).get(parameter)
+    if isinstance(fact, Code) and fact.static:
+        return _annotation(routine.node, parameter) if _is_named(routine.node, parameter) else "int"
+    if parameter == "position_embeddings" and not (isinstance(fact, Code) and fact.form):
+        return "tuple[torch.Tensor, torch.Tensor]"
+    return "torch.Tensor"
+
+
+def _is_named(node: ast.FunctionDef, parameter: str) -> bool:
+    return any(item.arg == parameter for item in (*node.args.args, *node.args.kwonlyargs))
+
+
+def _return_annotation(routine: Routine) -> str:
+    if routine.holes == 0:
+        return "None"
+    return "torch.Tensor" if routine.holes == 1 else f"tuple[{', '.join(['torch.Tensor'] * routine.holes)}]"
+
+
+def _function_text(key: str, routine: Routine) -> MethodText:
+    parameters = [f"{item}: torch.Tensor" for item in routine.parameters]
+    return MethodText(
+        key, f"({', '.join(parameters)}) -> {_return_annotation(routine)}", print_block(routine.body, routine.source)
+    )
+
+
+def rope_default(translator: Translator, cls: type, config_class: str) -> MethodText:
+    """Return the translation of a rotary class's own formula for the inverse frequencies."""
+    found = find_method(cls, "compute_default_rope_parameters")
+    if found is None:
+        raise Untranslatable(f"{cls.__name__}, which has no default frequencies")
+    owner, node = found
+    frame = Frame(translator, module_source(owner.__module__), "function")
+    parameters = [item.arg for item in node.args.args if item.arg in ("config", "layer_type")]
+    values = {"config": Config(name("config")), "layer_type": Code(name("layer_type"), static=True)}
+    frame.env.values.update({item.arg: values.get(item.arg, NONE) for item in node.args.args})
+    execute(node.body, frame)
+    for statement, value in frame.returns:
+        statement.value = residual(value)
+    types = {"config": config_class, "layer_type": "str"}
+    head = ", ".join(f"{item}: {types[item]}" for item in parameters)
+    body = print_block(cleanup.clean(frame.out), frame.source)
+    return MethodText("default_parameters", f"({head}) -> tuple[torch.Tensor, float]", body, static=True)

@@ -1,0 +1,391 @@
+"""Evaluate expressions partially."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from onboard.codegen.translate import calls, objects
+from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.values import (
+    COMPLEX,
+    NONE,
+    Code,
+    Env,
+    Global,
+    Half,
+    Instance,
+    Items,
+    Known,
+    Mapping,
+    Mask,
+    ModuleList,
+    Result,
+    Untranslatable,
+    Value,
+    is_static,
+    name,
+    residual,
+    same,
+    untransposed,
+)
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.BitXor: operator.xor,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+}
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+    ast.Is: lambda a, b: a is b,
+    ast.IsNot: lambda a, b: a is not b,
+}
+
+
+def evaluate(node: ast.expr, frame: Frame) -> Value:
+    """Return what is known of an expression's value; statements that it needs first are emitted."""
+    handler = _NODES.get(type(node))
+    if handler is None:
+        raise Untranslatable(f"{type(node).__name__} at {frame.source.location(node)}")
+    return handler(node, frame)
+
+
+def code(node: ast.expr, frame: Frame) -> ast.expr:
+    """Return the residual code of an expression."""
+    return residual(settle(evaluate(node, frame), frame))
+
+
+def settle(value: Value, frame: Frame) -> Value:
+    """Give a call's result with several parts a name, so that its parts can be told apart."""
+    if not isinstance(value, Result):
+        return value
+    variable = frame.fresh("outputs")
+    return bind_result(value, [f"{variable}_{index}" for index in range(value.holes)], frame, None)
+
+
+def bind_result(result: Result, names: list[str], frame: Frame, origin: ast.AST | None) -> Value:
+    """Emit `a, b = call(...)` and return the call's value in terms of the names."""
+    target = ast.Tuple([name(item, store=True) for item in names], ast.Store())
+    for item in names:
+        frame.env.values.setdefault(item, NONE)
+    frame.emit(ast.Assign([target], result.expr), origin)
+    return objects.fill_result(result, names)
+
+
+def truth(value: Value) -> bool | None:
+    """Return whether a value counts as true, or None when that is not known."""
+    match value:
+        case Known(value=known):
+            return bool(known)
+        case Items(items=items):
+            return bool(items)
+        case Mapping(items=entries):
+            return bool(entries)
+        case Code() | Half() | Result():
+            return None
+    return True
+
+
+def _constant(node: ast.Constant, frame: Frame) -> Value:
+    return Known(node.value)
+
+
+def _name(node: ast.Name, frame: Frame) -> Value:
+    if node.id in frame.env.values:
+        return frame.env.values[node.id]
+    if node.id in frame.source.namespace:
+        return objects.from_namespace(frame.source.namespace[node.id], node.id, frame)
+    if hasattr(builtins, node.id):
+        return Global(getattr(builtins, node.id), name(node.id))
+    raise Untranslatable(f"the unknown name {node.id} at {frame.source.location(node)}")
+
+
+def _attribute(node: ast.Attribute, frame: Frame) -> Value:
+    return objects.get_attribute(settle(evaluate(node.value, frame), frame), node.attr, frame)
+
+
+def _subscript(node: ast.Subscript, frame: Frame) -> Value:
+    owner = settle(evaluate(node.value, frame), frame)
+    if isinstance(node.slice, ast.Slice) and isinstance(owner, ModuleList):
+        return _slice_modules(owner, node.slice, frame)
+    index = evaluate(node.slice, frame)
+    match owner, index:
+        case Items(items=items), Known(value=int() as position):
+            return items[position]
+        case Items(items=items), Known(value=slice() as part):
+            return Items(items[part])
+        case Known(value=known), Known(value=key):
+            return Known(known[key])
+        case Mapping(items=entries), Known(value=str() as key):
+            if key not in entries:
+                raise Untranslatable(f"the missing key {key!r} at {frame.source.location(node)}")
+            return entries[key]
+        case Mapping(items=entries), Code(static=True):
+            values = list(entries.values())
+            if values and all(same(value, values[0]) for value in values):
+                return values[0]
+        case ModuleList(made=made), _:
+            return Instance(made, ast.Subscript(owner.expr, residual(index), ast.Load()))
+        case Code(form=str() as form), Known(value=int() as part) if form == COMPLEX:
+            return Half(owner, part)
+        case Code(form=str() as form), _ if form == f"dict of {COMPLEX}":
+            return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=COMPLEX)
+        case Code(), Items(items=parts) if _keeps_everything(parts):
+            return owner
+        case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if first is Ellipsis:
+            sliced = ast.Subscript(owner.expr, residual(index), ast.Load())
+            return Code(sliced, transposed=True)
+    expr = ast.Subscript(residual(owner), _index_code(node.slice, index, frame), ast.Load())
+    return Code(expr, is_static(owner) and is_static(index))
+
+
+def _keeps_everything(parts: tuple[Value, ...]) -> bool:
+    """Whether an index is [:, :, ...]."""
+    return all(isinstance(part, Known) and part.value in (slice(0, None), slice(None)) for part in parts)
+
+
+def _index_code(node: ast.expr, value: Value, frame: Frame) -> ast.expr:
+    """Return an index as it is written: slices keep their colons."""
+    if isinstance(node, ast.Slice):
+        return _slice_code(node, frame)
+    if isinstance(node, ast.Tuple) and isinstance(value, Items):
+        parts = [
+            _slice_code(item, frame) if isinstance(item, ast.Slice) else residual(part)
+            for item, part in zip(node.elts, value.items, strict=True)
+        ]
+        return ast.Tuple(parts, ast.Load())
+    return residual(value)
+
+
+def _slice_code(node: ast.Slice, frame: Frame) -> ast.Slice:
+    bounds = [None if item is None else code(item, frame) for item in (node.lower, node.upper, node.step)]
+    return ast.Slice(*bounds)
+
+
+def _slice(node: ast.Slice, frame: Frame) -> Value:
+    bounds = [NONE if item is None else evaluate(item, frame) for item in (node.lower, node.upper, node.step)]
+    if all(isinstance(bound, Known) for bound in bounds):
+        return Known(slice(*(bound.value for bound in bounds)))  # type: ignore[attr-defined]
+    return Code(_slice_code(node, frame), all(map(is_static, bounds)))
+
+
+def _slice_modules(owner: ModuleList, part: ast.Slice, frame: Frame) -> Value:
+    """`layers[: config.num_hidden_layers]` is `layers`: the list has exactly that many."""
+    if part.lower is None and part.step is None and part.upper is not None:
+        upper = ast.unparse(part.upper)
+        if upper.endswith("config.num_hidden_layers"):
+            return owner
+    return ModuleList(owner.made, ast.Subscript(owner.expr, _slice_code(part, frame), ast.Load()))
+
+
+def _call(node: ast.Call, frame: Frame) -> Value:
+    return calls.evaluate_call(node, frame)
+
+
+def _binop(node: ast.BinOp, frame: Frame) -> Value:
+    left, right = evaluate(node.left, frame), evaluate(node.right, frame)
+    return binary(node.op, left, right)
+
+
+def binary(op: ast.operator, left: Value, right: Value) -> Value:
+    """Return `left op right`."""
+    if isinstance(left, Known) and isinstance(right, Known) and type(op) in _BINARY:
+        return Known(_BINARY[type(op)](left.value, right.value))
+    if isinstance(op, ast.Add) and isinstance(left, Items) and isinstance(right, Items):
+        return Items(left.items + right.items)
+    transposed = [isinstance(side, Code) and side.transposed for side in (left, right)]
+    if all(transposed) or (any(transposed) and any(is_static(side) for side in (left, right))):
+        sides = [untransposed(side) if lies else side for side, lies in zip((left, right), transposed, strict=True)]
+        return Code(ast.BinOp(residual(sides[0]), op, residual(sides[1])), transposed=True)
+    base = residual(left)
+    if isinstance(op, ast.Pow) and isinstance(left, Known) and left.value < 0:
+        base = ast.UnaryOp(ast.USub(), residual(Known(-left.value)))  # -2 ** x would be -(2 ** x)
+    return Code(ast.BinOp(base, op, residual(right)), is_static(left) and is_static(right))
+
+
+def _unary(node: ast.UnaryOp, frame: Frame) -> Value:
+    operand = evaluate(node.operand, frame)
+    if isinstance(node.op, ast.Not):
+        known = truth(operand)
+        return Code(ast.UnaryOp(node.op, residual(operand)), is_static(operand)) if known is None else Known(not known)
+    if isinstance(operand, Known):
+        return Known(-operand.value if isinstance(node.op, ast.USub) else +operand.value)
+    return Code(ast.UnaryOp(node.op, residual(operand)), is_static(operand))
+
+
+def _boolop(node: ast.BoolOp, frame: Frame) -> Value:
+    """`and` stops at the first false value, `or` at the first true one; what is decided leaves no code."""
+    stop = isinstance(node.op, ast.Or)
+    left: list[Value] = []
+    for item in node.values:
+        value = evaluate(item, frame)
+        decided = truth(value)
+        if decided is None or decided is stop:
+            left.append(value)
+        if decided is stop:
+            break
+    else:
+        if not left or truth(value) is not None:
+            left.append(value)
+    if stop is False and any(isinstance(value, Known) and not value.value for value in left):
+        return Known(False)  # evaluation of conditions has no side effects
+    if len(left) == 1:
+        return left[0]
+    return Code(ast.BoolOp(node.op, [residual(value) for value in left]), all(map(is_static, left)))
+
+
+def _compare(node: ast.Compare, frame: Frame) -> Value:
+    left = evaluate(node.left, frame)
+    if len(node.ops) > 1:
+        rest = [evaluate(item, frame) for item in node.comparators]
+        return Code(
+            ast.Compare(residual(left), node.ops, list(map(residual, rest))), all(map(is_static, (left, *rest)))
+        )
+    op, right = node.ops[0], evaluate(node.comparators[0], frame)
+    if isinstance(left, Known) and isinstance(right, Known):
+        return Known(_COMPARE[type(op)](left.value, right.value))
+    if isinstance(op, ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
+        if isinstance(left, Mask):
+            raise Untranslatable(f"attention that reads its mask at {frame.source.location(node)}")
+        maybe_none = isinstance(left, Code) and left.static
+        if not maybe_none:
+            return Known(isinstance(op, ast.IsNot))
+    match op, left, right:
+        case ast.In() | ast.NotIn(), Known(value=str() as key), Mapping(items=entries):
+            return Known((key in entries) is isinstance(op, ast.In))
+    return Code(ast.Compare(residual(left), [op], [residual(right)]), is_static(left) and is_static(right))
+
+
+def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
+    test = evaluate(node.test, frame)
+    decided = truth(test)
+    if decided is not None:
+        return evaluate(node.body if decided else node.orelse, frame)
+    body, orelse = evaluate(node.body, frame), evaluate(node.orelse, frame)
+    if same(body, orelse):
+        return body
+    expr = ast.IfExp(residual(test), residual(body), residual(orelse))
+    match body, orelse:
+        case Instance(made=first), Instance(made=second):
+            return Instance(first + second, expr)
+        case (Code(transposed=True), _) | (_, Code(transposed=True)):
+            return Code(expr)
+    return Code(expr, is_static(test) and is_static(body) and is_static(orelse))
+
+
+def _sequence(node: ast.Tuple | ast.List, frame: Frame) -> Value:
+    if any(isinstance(item, ast.Starred) for item in node.elts):
+        return _starred(node, frame)
+    return Items(tuple(settle(evaluate(item, frame), frame) for item in node.elts))
+
+
+def _starred(node: ast.Tuple | ast.List, frame: Frame) -> Value:
+    """Return a sequence with `*parts` in it."""
+    items: list[Value] = []
+    out: list[ast.expr] = []
+    opaque = False
+    for item in node.elts:
+        value = settle(evaluate(item.value if isinstance(item, ast.Starred) else item, frame), frame)
+        if isinstance(item, ast.Starred) and not isinstance(value, Items):
+            opaque = True
+            out.append(ast.Starred(residual(value), ast.Load()))
+            continue
+        new = value.items if isinstance(item, ast.Starred) and isinstance(value, Items) else (value,)
+        items.extend(new)
+        out.extend(map(residual, new))
+    return Code(type(node)(out, ast.Load())) if opaque else Items(tuple(items))
+
+
+def _dict(node: ast.Dict, frame: Frame) -> Value:
+    entries: dict[str, Value] = {}
+    for key, item in zip(node.keys, node.values, strict=True):
+        value = settle(evaluate(item, frame), frame)
+        if key is None:
+            if not isinstance(value, Mapping):
+                raise Untranslatable(f"** of an unknown dict at {frame.source.location(node)}")
+            entries.update(value.items)
+            continue
+        known = evaluate(key, frame)
+        if not (isinstance(known, Known) and isinstance(known.value, str)):
+            raise Untranslatable(f"a dict with computed keys at {frame.source.location(node)}")
+        entries[known.value] = value
+    return Mapping(entries)
+
+
+def _formatted(node: ast.JoinedStr, frame: Frame) -> Value:
+    parts: list[ast.expr] = []
+    static = True
+    for item in node.values:
+        if isinstance(item, ast.FormattedValue):
+            value = evaluate(item.value, frame)
+            static = static and is_static(value)
+            parts.append(ast.FormattedValue(residual(value), item.conversion, item.format_spec))
+        else:
+            parts.append(item)
+    return Code(ast.JoinedStr(parts), static)
+
+
+def _walrus(node: ast.NamedExpr, frame: Frame) -> Value:
+    frame.bind(node.target.id, settle(evaluate(node.value, frame), frame), node)
+    return frame.env.values[node.target.id]
+
+
+def _comprehension(node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Value:
+    """Return a comprehension with one loop; a list of modules is recognised by its element."""
+    generator = node.generators[0]
+    if len(node.generators) > 1:
+        raise Untranslatable(f"a nested comprehension at {frame.source.location(node)}")
+    iterable = evaluate(generator.iter, frame)
+    env = Env(dict(frame.env.values))
+    for target in ast.walk(generator.target):
+        if isinstance(target, ast.Name):
+            env.values[target.id] = Code(name(target.id), is_static(iterable))
+    with frame.branch(env) as statements:
+        element = evaluate(node.elt, frame)
+        tests = [residual(evaluate(item, frame)) for item in generator.ifs]
+    if statements:
+        raise Untranslatable(f"a comprehension with statements at {frame.source.location(node)}")
+    loop = ast.comprehension(generator.target, residual(iterable), tests, 0)
+    expr = type(node)(residual(element), [loop])
+    if isinstance(element, Instance):
+        return ModuleList(element.made, expr)
+    return Code(expr, is_static(iterable) and is_static(element))
+
+
+_NODES: dict[type[ast.expr], Callable[[Any, Frame], Value]] = {
+    ast.Constant: _constant,
+    ast.Name: _name,
+    ast.Attribute: _attribute,
+    ast.Subscript: _subscript,
+    ast.Slice: _slice,
+    ast.Call: _call,
+    ast.BinOp: _binop,
+    ast.UnaryOp: _unary,
+    ast.BoolOp: _boolop,
+    ast.Compare: _compare,
+    ast.IfExp: _ifexp,
+    ast.Tuple: _sequence,
+    ast.List: _sequence,
+    ast.Dict: _dict,
+    ast.JoinedStr: _formatted,
+    ast.NamedExpr: _walrus,
+    ast.ListComp: _comprehension,
+    ast.GeneratorExp: _comprehension,
+}

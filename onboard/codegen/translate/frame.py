@@ -1,0 +1,120 @@
+"""Where code is evaluated: the function's variables, the class it belongs to, the statements that are left of it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from onboard.analysis.source import ModuleSource
+from onboard.codegen.translate.values import Code, Env, Items, Mapping, Output, Value, name
+
+if TYPE_CHECKING:
+    from onboard.codegen.translate.classes import ClassState, Translator
+
+
+@dataclass
+class Frame:
+    """One function under evaluation."""
+
+    translator: Translator
+    source: ModuleSource
+    kind: Literal["init", "forward", "function"]
+    cls: ClassState | None = None
+    """The class whose method this is."""
+    owner: type | None = None
+    """The class of the MRO in which the method is written; `super()` starts behind it."""
+    env: Env = field(default_factory=Env)
+    out: list[ast.stmt] = field(default_factory=list)
+    returns: list[tuple[ast.Return, Value]] = field(default_factory=list)
+    loops: int = 0
+    """How many loops the evaluated statement lies in."""
+
+    @contextmanager
+    def loop(self) -> Iterator[None]:
+        """Evaluate the body of a loop."""
+        self.loops += 1
+        try:
+            yield
+        finally:
+            self.loops -= 1
+
+    def emit(self, statement: ast.stmt, origin: ast.AST | None = None) -> None:
+        """Append a statement to what is left of the function; `origin` is the statement it stands for."""
+        if origin is not None:
+            ast.copy_location(statement, origin)
+        self.out.append(statement)
+
+    @contextmanager
+    def branch(self, env: Env) -> Iterator[list[ast.stmt]]:
+        """Evaluate a branch: on a copy of the variables, into its own statements."""
+        saved = self.env, self.out
+        self.env, self.out = env, []
+        try:
+            yield self.out
+        finally:
+            self.env, self.out = saved
+
+    def bind(self, variable: str, value: Value, origin: ast.AST | None = None) -> None:
+        """Assign a value to a local variable; run-time values leave an assignment behind."""
+        self._protect(variable, origin)
+        if isinstance(value, Code):
+            if not (isinstance(value.expr, ast.Name) and value.expr.id == variable):
+                self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
+            value = Code(name(variable), value.static, value.transposed, value.form)
+        self.env.values[variable] = value
+
+    def fresh(self, stem: str) -> str:
+        """Return a variable name that is not taken."""
+        taken = {key for key in self.env.values} | {
+            node.id for statement in self.out for node in ast.walk(statement) if isinstance(node, ast.Name)
+        }
+        return next(item for item in (stem, *(f"{stem}_{index}" for index in range(1, 1000))) if item not in taken)
+
+    def _protect(self, variable: str, origin: ast.AST | None) -> None:
+        """Save the old value of `variable` where tuples or dicts in other variables still mean it."""
+        for key, value in list(self.env.values.items()):
+            if key != variable and isinstance(value, Items | Mapping | Output) and _mentions(value, variable):
+                copy = self.fresh(f"{variable}_before")
+                self.emit(ast.Assign([name(copy, store=True)], name(variable)), origin)
+                self.env.values[key] = _renamed(value, variable, copy)
+
+
+def _parts(value: Value) -> list[Value]:
+    match value:
+        case Items(items=items):
+            return list(items)
+        case Mapping(items=entries):
+            return list(entries.values())
+        case Output(fields=fields):
+            return list(fields.values())
+    return []
+
+
+def _mentions(value: Value, variable: str) -> bool:
+    if isinstance(value, Code):
+        return any(isinstance(node, ast.Name) and node.id == variable for node in ast.walk(value.expr))
+    return any(_mentions(part, variable) for part in _parts(value))
+
+
+def _renamed(value: Value, old: str, new: str) -> Value:
+    match value:
+        case Code(expr=expr):
+            return Code(_Rename(old, new).visit(expr), value.static, value.transposed, value.form)
+        case Items(items=items):
+            return Items(tuple(_renamed(item, old, new) for item in items))
+        case Mapping(items=entries):
+            return Mapping({key: _renamed(item, old, new) for key, item in entries.items()})
+        case Output(fields=fields):
+            return Output({key: _renamed(item, old, new) for key, item in fields.items()})
+    return value
+
+
+class _Rename(ast.NodeTransformer):
+    def __init__(self, old: str, new: str) -> None:
+        self.old, self.new = old, new
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return name(self.new) if node.id == self.old else node

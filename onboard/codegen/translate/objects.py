@@ -1,0 +1,142 @@
+"""Objects with a meaning of their own: namespaces, attributes, transformers' masks, outputs and attention dispatch."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
+from transformers.utils import ModelOutput
+
+from onboard.codegen.translate.values import (
+    NONE,
+    Code,
+    Config,
+    Global,
+    Instance,
+    Known,
+    Mapping,
+    MaskMaker,
+    Method,
+    ModuleList,
+    Output,
+    Result,
+    Self,
+    Untranslatable,
+    Value,
+    attribute,
+    fill,
+    name,
+    residual,
+)
+
+if TYPE_CHECKING:
+    from onboard.codegen.translate.frame import Frame
+
+CONFIG_FACTS: dict[str, Any] = {
+    "use_cache": False,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "return_dict": True,
+    "use_return_dict": True,
+    "is_encoder_decoder": False,
+    "gradient_checkpointing": False,
+    "_attn_implementation": "onboard",
+}
+"""Config attributes that say how transformers runs a model, not what it computes; fixed in generated code."""
+_MODULE_FACTS: dict[str, Any] = {"training": False, "gradient_checkpointing": False}
+_OF_ANY_SHAPE = ("dtype", "device", "is_cuda", "requires_grad")
+
+
+def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
+    """Return the value of a global name."""
+    if getattr(obj, "__module__", None) == "transformers.masking_utils":
+        return MaskMaker()
+    if obj is None or isinstance(obj, bool | int | float | str):
+        return Known(obj)
+    frame.translator.remember_global(identifier, obj, frame.source)
+    return Global(obj, name(identifier))
+
+
+def is_attention_dispatch(value: Value) -> bool:
+    """Whether a value is transformers' table of attention implementations."""
+    return isinstance(value, Global) and isinstance(value.obj, HFAttentionInterface)
+
+
+def is_logger(value: Value) -> bool:
+    """Whether a value is a logger or the module warnings."""
+    return isinstance(value, Global) and (
+        isinstance(value.obj, logging.Logger | logging.LoggerAdapter)
+        or getattr(value.obj, "__name__", "") == "warnings"
+    )
+
+
+def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
+    """Return `owner.attr`."""
+    match owner:
+        case Self():
+            assert frame.cls is not None
+            return frame.cls.attribute(attr, name("self"), frame)
+        case Config(expr=expr):
+            if attr in CONFIG_FACTS:
+                return Known(CONFIG_FACTS[attr])
+            return Code(attribute(expr, attr), static=True)
+        case Global(obj=obj, expr=expr):
+            return _global_attribute(obj, attr, expr)
+        case Output(fields=fields):
+            return fields.get(attr, NONE)
+        case Instance(classes=(cls,), expr=expr) if frame.translator.translates(cls):
+            return frame.translator.reached(owner)[0].attribute(attr, expr, frame)
+        case Mapping() | ModuleList():
+            return Method(owner, attr)
+        case Code(expr=expr, transposed=True) if attr in _OF_ANY_SHAPE:
+            return Code(attribute(expr, attr))
+        case Code(static=static):
+            return Code(attribute(residual(owner), attr), static)
+        case Known(value=value) if hasattr(value, attr):
+            return Known(getattr(value, attr))
+    return Code(attribute(residual(owner), attr))
+
+
+def _global_attribute(obj: Any, attr: str, expr: ast.expr) -> Value:
+    if not hasattr(obj, attr):
+        raise Untranslatable(f"the missing attribute {attr} of {ast.unparse(expr)}")
+    value = getattr(obj, attr)
+    path = attribute(expr, attr)
+    return Code(path, static=True) if isinstance(value, bool | int | float | str) else Global(value, path)
+
+
+def module_fact(attr: str) -> Known | None:
+    """Return the fixed value of an attribute that every module has in inference."""
+    return Known(_MODULE_FACTS[attr]) if attr in _MODULE_FACTS else None
+
+
+def declares(config: object, attr: str) -> bool:
+    """Whether every config of this class has `attr`, so that getattr and hasattr of it are decided."""
+    cls = type(config)
+    fields = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+    return attr in fields or attr in cls.attribute_map or hasattr(cls, attr)  # type: ignore[attr-defined]
+
+
+def is_output(cls: object) -> bool:
+    """Whether a class is a transformers output."""
+    return isinstance(cls, type) and issubclass(cls, ModelOutput)
+
+
+def is_module(cls: object) -> bool:
+    """Whether a class is a module."""
+    return isinstance(cls, type) and issubclass(cls, nn.Module)
+
+
+def output(cls: type, positional: list[Value], keywords: dict[str, Value]) -> Output:
+    """Return the value of `cls(...)` for an output class."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    return Output({**dict(zip(names, positional, strict=False)), **keywords})
+
+
+def fill_result(result: Result, names: list[str]) -> Value:
+    """Return a call's value once its run-time parts have names."""
+    return fill(result.shape, [Code(name(item), transposed=result.transposed) for item in names])

@@ -1,0 +1,310 @@
+"""What is known of a value while code is evaluated partially.
+
+Every value can be turned back into code (`residual`); what is known lets branches be decided and arguments dropped.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+COMPLEX = "complex"
+"""Form of a rotary embedding's output that generated code holds as one complex tensor instead of (cos, sin)."""
+
+
+class Untranslatable(Exception):
+    """A construct that has no translation; the message says which."""
+
+
+class Value:
+    """A value of the evaluated program."""
+
+
+@dataclass(frozen=True)
+class Known(Value):
+    """A Python constant that holds whatever the config says."""
+
+    value: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Code(Value):
+    """A value that exists at run time only: the expression that computes it."""
+
+    expr: ast.expr
+    static: bool = False
+    """It depends on config and constants only (not on a tensor), so it may be None or decide a branch."""
+    transposed: bool = False
+    """The value is `expr.transpose(1, 2)`: heads and sequence are swapped later, or never."""
+    form: str | None = None
+    """`COMPLEX`, or None."""
+
+
+@dataclass(frozen=True, eq=False)
+class Half(Value):
+    """cos (part 0) or sin (part 1) of a complex rotary embedding."""
+
+    whole: Code
+    part: int
+
+
+@dataclass(frozen=True, eq=False)
+class Items(Value):
+    """A tuple or list of known length."""
+
+    items: tuple[Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Mapping(Value):
+    """A dict with known keys."""
+
+    items: dict[str, Value]
+
+
+@dataclass(frozen=True, eq=False)
+class Output(Value):
+    """A transformers output dataclass."""
+
+    fields: dict[str, Value]
+
+
+@dataclass(frozen=True, eq=False)
+class Global(Value):
+    """An object that the module's namespace names: a function, a class, a module."""
+
+    obj: Any
+    expr: ast.expr
+
+
+@dataclass(frozen=True, eq=False)
+class Config(Value):
+    """The model's config object."""
+
+    expr: ast.expr
+
+
+@dataclass(frozen=True, eq=False)
+class Self(Value):
+    """The module whose code is evaluated."""
+
+
+@dataclass(frozen=True, eq=False)
+class Super(Value):
+    """`super()`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A constructor call: class and arguments. They count for the class's translation once its forward is reached."""
+
+    cls: type
+    arguments: dict[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Instance(Value):
+    """A module: made in one of the ways `made`, by `expr` (a constructor call) or found there (an attribute)."""
+
+    made: tuple[Made, ...]
+    expr: ast.expr
+
+    @property
+    def classes(self) -> tuple[type, ...]:
+        """The classes it may be of."""
+        return tuple(dict.fromkeys(made.cls for made in self.made))
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleList(Value):
+    """An nn.ModuleList of modules that are made in the given ways."""
+
+    made: tuple[Made, ...]
+    expr: ast.expr
+
+
+@dataclass(frozen=True, eq=False)
+class Method(Value):
+    """`owner.name`, to be called."""
+
+    owner: Value
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionInterface(Value):
+    """What transformers' attention dispatch returns: a function of q, k, v, mask and keywords."""
+
+
+@dataclass(frozen=True, eq=False)
+class MaskMaker(Value):
+    """A function that builds an attention mask."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mask(Value):
+    """A causal attention mask: it may only reach the attention interface, whose canonical op is causal by itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Hole(Value):
+    """The i-th run-time part of a call's result."""
+
+    index: int
+    form: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Result(Value):
+    """A call whose result has several run-time parts; `shape` is a value with `Hole`s in it."""
+
+    expr: ast.expr
+    shape: Value
+    holes: int
+    transposed: bool = False
+
+
+NONE = Known(None)
+
+
+def name(identifier: str, store: bool = False) -> ast.Name:
+    """Return a name node."""
+    return ast.Name(identifier, ast.Store() if store else ast.Load())
+
+
+def attribute(owner: ast.expr, *names: str) -> ast.expr:
+    """Return `owner.a.b...`."""
+    for item in names:
+        owner = ast.Attribute(owner, item, ast.Load())
+    return owner
+
+
+def call(function: ast.expr, *args: ast.expr, **keywords: ast.expr) -> ast.Call:
+    """Return a call node."""
+    return ast.Call(function, list(args), [ast.keyword(key, value) for key, value in keywords.items()])
+
+
+def constant(value: Any) -> ast.expr:
+    """Return a literal; values without one are untranslatable."""
+    if isinstance(value, tuple | list):
+        items = [constant(item) for item in value]
+        return ast.Tuple(items, ast.Load()) if isinstance(value, tuple) else ast.List(items, ast.Load())
+    if isinstance(value, slice):
+        return call(name("slice"), constant(value.start), constant(value.stop), constant(value.step))
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return call(name("float"), ast.Constant(str(value)))
+    if value is None or value is Ellipsis or isinstance(value, str | bytes | int | float | bool):
+        return ast.Constant(value)
+    raise Untranslatable(f"a constant of type {type(value).__name__}")
+
+
+def residual(value: Value) -> ast.expr:
+    """Return the code that computes a value."""
+    match value:
+        case Known(value=known):
+            return constant(known)
+        case Code(expr=expr, transposed=True):
+            return call(attribute(expr, "transpose"), ast.Constant(1), ast.Constant(2))
+        case Items(items=items):
+            return _residual_items(items)
+        case Mapping(items=entries):
+            return ast.Dict([ast.Constant(key) for key in entries], [residual(item) for item in entries.values()])
+        case Code(expr=expr) | Global(expr=expr) | Config(expr=expr) | Instance(expr=expr) | ModuleList(expr=expr):
+            return expr
+        case Result(expr=expr, transposed=False):
+            return expr
+        case Method(owner=owner, name=attr):
+            return attribute(residual(owner), attr)
+        case Self():
+            return name("self")
+        case Super():
+            return call(name("super"))
+    raise Untranslatable(f"a {type(value).__name__} as a run-time value")
+
+
+def _residual_items(items: tuple[Value, ...]) -> ast.expr:
+    match items:
+        case (Half(whole=first, part=0), Half(whole=second, part=1)) if same_code(first.expr, second.expr):
+            return first.expr
+    return ast.Tuple([residual(item) for item in items], ast.Load())
+
+
+def same_code(first: ast.AST, second: ast.AST) -> bool:
+    """Whether two trees are the same code."""
+    return ast.dump(first) == ast.dump(second)
+
+
+def same(first: Value, second: Value) -> bool:
+    """Whether two values are certainly equal."""
+    if first is second:
+        return True
+    match first, second:
+        case Known(value=a), Known(value=b):
+            return type(a) is type(b) and bool(a == b)
+        case Code(), Code():
+            return same_code(first.expr, second.expr) and first.transposed == second.transposed
+        case Items(items=a), Items(items=b):
+            return len(a) == len(b) and all(map(same, a, b))
+        case Mapping(items=a), Mapping(items=b):
+            return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        case Output(fields=a), Output(fields=b):
+            return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        case Global(obj=a), Global(obj=b):
+            return a is b
+        case Instance(), Instance():
+            return first.made == second.made and same_code(first.expr, second.expr)
+        case ModuleList(), ModuleList():
+            return same_code(first.expr, second.expr)
+        case Config(), Config():
+            return True
+        case Half(), Half():
+            return first.part == second.part and same_code(first.whole.expr, second.whole.expr)
+        case Hole(), Hole():
+            return first.index == second.index
+        case Method(), Method():
+            return first.name == second.name and same(first.owner, second.owner)
+    return type(first) is type(second) and isinstance(first, AttentionInterface | MaskMaker | Mask | Self | Super)
+
+
+def is_static(value: Value) -> bool:
+    """Whether a value depends on config and constants only."""
+    match value:
+        case Code(static=static):
+            return static
+        case Items(items=items):
+            return all(map(is_static, items))
+        case Mapping(items=items):
+            return all(map(is_static, items.values()))
+    return isinstance(value, Known | Config | Global | MaskMaker)
+
+
+def untransposed(value: Value) -> Code:
+    """Return a transposed value's code as it lies in memory."""
+    assert isinstance(value, Code)
+    return replace(value, transposed=False)
+
+
+def fill(shape: Value, parts: list[Code]) -> Value:
+    """Return `shape` with its holes replaced by `parts`."""
+    match shape:
+        case Hole(index=index, form=form):
+            return replace(parts[index], form=form)
+        case Items(items=items):
+            return Items(tuple(fill(item, parts) for item in items))
+        case Mapping(items=entries):
+            return Mapping({key: fill(item, parts) for key, item in entries.items()})
+        case Output(fields=fields):
+            return Output({key: fill(item, parts) for key, item in fields.items()})
+    return shape
+
+
+@dataclass
+class Env:
+    """Variables of a function; attributes of the module under construction are called `self.x`."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+
+    def copy(self) -> Env:
+        """Return an independent copy."""
+        return Env(dict(self.values))

@@ -1,0 +1,237 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+# (The kernels are written in Triton's language: their arguments have Triton's types.)
+"""Kernels of attention over a paged cache.
+
+One online-softmax kernel (FlashAttention-2, Dao 2023, arXiv:2307.08691) serves all steps. Its rows are the pairs of a
+query and a query head that share a key head, so a page is read once for the whole group and decode fills a matrix tile.
+In decode the keys of a sequence are dealt out to several programs (Flash-Decoding, Dao et al. 2023), whose parts
+`combine_kernel` joins. Scores are kept times log2(e), because the hardware has 2^x.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def write_cache_kernel(
+    key_ptr, value_ptr, k_cache_ptr, v_cache_ptr, slot_ptr,
+    key_stride_token, key_stride_head, value_stride_token, value_stride_head,
+    k_stride_page, k_stride_head, k_stride_slot, v_stride_page, v_stride_head, v_stride_slot,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_KEY: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+):  # fmt: skip
+    """Store all key and value heads of one token in its slot."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_ptr + token)
+    page, offset = slot // PAGE, slot % PAGE
+    i = tl.arange(0, BLOCK_KEY)
+    head, channel = i // DIM, i % DIM
+    key = tl.load(key_ptr + token * key_stride_token + head * key_stride_head + channel, mask=head < KV_HEADS)
+    place = page * k_stride_page + head * k_stride_head + offset * k_stride_slot + channel
+    tl.store(k_cache_ptr + place, key.to(k_cache_ptr.dtype.element_ty), mask=head < KV_HEADS)
+    i = tl.arange(0, BLOCK_VALUE)
+    head, channel = i // VALUE_DIM, i % VALUE_DIM
+    value = tl.load(value_ptr + token * value_stride_token + head * value_stride_head + channel, mask=head < KV_HEADS)
+    place = page * v_stride_page + head * v_stride_head + offset * v_stride_slot + channel
+    tl.store(v_cache_ptr + place, value.to(v_cache_ptr.dtype.element_ty), mask=head < KV_HEADS)
+
+
+@triton.jit
+def _first_key(position, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the start of the first tile of keys that a query at this position sees."""
+    if WINDOW is None:
+        return 0
+    else:
+        return tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+
+
+@triton.jit
+def _keys_per_split(first, end, splits, BLOCK_N: tl.constexpr):
+    """Return how many keys, in whole tiles, each split takes so that all of them share the work."""
+    return tl.cdiv(tl.cdiv(end - first, BLOCK_N), splits) * BLOCK_N
+
+
+@triton.jit
+def _logits(products, scale, LOGIT_CAP: tl.constexpr):
+    """Return scaled, capped scores times log2(e)."""
+    if LOGIT_CAP is None:
+        return products * (scale * LOG2E)
+    else:  # tanh(x) = 2 sigmoid(2 x) - 1
+        return (LOGIT_CAP * LOG2E) * (2.0 * tl.sigmoid(products * (scale * 2.0 / LOGIT_CAP)) - 1.0)
+
+
+@triton.jit
+def _store_new_token(cache_ptr, new, slot, stride_page, stride_slot, channel, SIZE: tl.constexpr, PAGE: tl.constexpr):
+    """Store one head of one token in its slot."""
+    place = cache_ptr + (slot // PAGE) * stride_page + (slot % PAGE) * stride_slot
+    tl.store(place + channel, new, mask=channel < SIZE)
+
+
+@triton.jit
+def _attend_tiles(
+    peak, total, mixed, query, position, low, high, scale, table_ptr, k_ptr, v_ptr,
+    k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
+    MASKED: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
+    LOGIT_CAP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+):  # fmt: skip
+    """Take the keys low..high of a sequence into the running peak and sum of weights, and the weighted sum of values.
+
+    Without MASKED, low..high are whole tiles that every row sees.
+    """
+    channel, value_channel = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_VALUE)
+    for tile in range(low, high, BLOCK_N):
+        n = tile + tl.arange(0, BLOCK_N)
+        stored = n < high
+        page = tl.load(table_ptr + n // PAGE, mask=stored, other=0).to(tl.int64)
+        place = page * k_stride_page + (n % PAGE) * k_stride_slot
+        inside = stored[:, None] & (channel < DIM)[None, :]
+        keys = tl.load(k_ptr + place[:, None] + channel[None, :], mask=inside, other=0.0).to(query.dtype)
+        place = page * v_stride_page + (n % PAGE) * v_stride_slot
+        inside = stored[:, None] & (value_channel < VALUE_DIM)[None, :]
+        values = tl.load(v_ptr + place[:, None] + value_channel[None, :], mask=inside, other=0.0).to(query.dtype)
+        scores = _logits(tl.dot(query, tl.trans(keys), input_precision="ieee"), scale, LOGIT_CAP)
+        if MASKED:  # after the cap
+            seen = stored[None, :] & (n[None, :] <= position[:, None])
+            if WINDOW is not None:
+                seen = seen & (n[None, :] > position[:, None] - WINDOW)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        reference = new_peak
+        if MASKED:  # a row may have seen nothing yet
+            reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights = tl.exp2(scores - reference[:, None])
+        decay = tl.exp2(peak - reference)
+        total = total * decay + tl.sum(weights, 1)
+        mixed = tl.dot(weights.to(query.dtype), values, mixed * decay[:, None], input_precision="ieee")
+        peak = new_peak
+    return peak, total, mixed
+
+
+@triton.jit(do_not_specialize=["splits"])
+def attention_kernel(
+    out_ptr, lse_ptr, query_ptr, key_ptr, value_ptr, cu_seqlens_ptr, kv_lens_ptr, block_table_ptr, slot_ptr,
+    k_cache_ptr, v_cache_ptr, sinks_ptr, scale, splits,
+    query_stride_token, query_stride_head, key_stride_token, key_stride_head, value_stride_token, value_stride_head,
+    table_stride, k_stride_page, k_stride_head, k_stride_slot, v_stride_page, v_stride_head, v_stride_slot,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr,
+    WINDOW: tl.constexpr, LOGIT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr,
+    WRITE: tl.constexpr, DOT_TYPE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+):  # fmt: skip
+    """Attend BLOCK_M rows of one sequence and one key head over one of `splits` shares of its keys.
+
+    With WRITE each sequence has one new token: the program whose share holds it stores it, and takes it from the
+    arguments, not from the cache, so that no program waits for another. With SPLIT out is [tokens, heads, splits,
+    value_dim] float32 of parts, each normalised by itself, and lse the base-2 logarithm of what each was divided by.
+    """
+    sequence, kv_head = tl.program_id(2), tl.program_id(1)
+    block, split = tl.program_id(0) // splits, tl.program_id(0) % splits
+    start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
+    queries = tl.load(cu_seqlens_ptr + sequence + 1).to(tl.int32) - start.to(tl.int32)
+    length = tl.load(kv_lens_ptr + sequence)
+    block = tl.cdiv(queries * GROUP, BLOCK_M) - 1 - block  # the longest rows start first
+    if block < 0:
+        return
+    row = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    position = length - queries + row // GROUP
+    first_position = length - queries + block * BLOCK_M // GROUP
+    first = _first_key(first_position, WINDOW, BLOCK_N)
+    end = tl.minimum(length, length - queries + (block * BLOCK_M + BLOCK_M - 1) // GROUP + 1)
+    share = _keys_per_split(first, end, splits, BLOCK_N)
+    low = first + split * share
+    high = tl.minimum(low + share, end)
+    if low >= high:
+        return
+
+    channel, value_channel = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_VALUE)
+    head = kv_head * GROUP + row % GROUP
+    real = row < queries * GROUP
+    token = start + row // GROUP
+    query_ptr += token[:, None] * query_stride_token + head[:, None] * query_stride_head + channel[None, :]
+    query = tl.load(query_ptr, mask=real[:, None] & (channel < DIM)[None, :], other=0.0).to(DOT_TYPE)
+    table_ptr = block_table_ptr + sequence * table_stride
+    k_cache_ptr += kv_head * k_stride_head
+    v_cache_ptr += kv_head * v_stride_head
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    mixed = tl.zeros([BLOCK_M, BLOCK_VALUE], tl.float32)
+    if WRITE:
+        key_ptr += start * key_stride_token + kv_head * key_stride_head
+        value_ptr += start * value_stride_token + kv_head * value_stride_head
+        new_key = tl.load(key_ptr + channel, mask=channel < DIM, other=0.0).to(k_cache_ptr.dtype.element_ty)
+        new_value = tl.load(value_ptr + value_channel, mask=value_channel < VALUE_DIM, other=0.0)
+        new_value = new_value.to(v_cache_ptr.dtype.element_ty)
+        if high == length:
+            products = tl.sum(query.to(tl.float32) * new_key.to(tl.float32)[None, :], 1)
+            peak = _logits(products, scale, LOGIT_CAP)
+            total += 1.0
+            mixed += new_value.to(tl.float32)[None, :]
+            slot = tl.load(slot_ptr + start)
+            _store_new_token(k_cache_ptr, new_key, slot, k_stride_page, k_stride_slot, channel, DIM, PAGE)
+            _store_new_token(v_cache_ptr, new_value, slot, v_stride_page, v_stride_slot, value_channel, VALUE_DIM, PAGE)
+            high -= 1
+    elif WINDOW is None:
+        whole = low + tl.maximum(tl.minimum(high, first_position + 1) - low, 0) // BLOCK_N * BLOCK_N
+        peak, total, mixed = _attend_tiles(
+            peak, total, mixed, query, position, low, whole, scale, table_ptr, k_cache_ptr, v_cache_ptr,
+            k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
+            False, DIM, VALUE_DIM, PAGE, WINDOW, LOGIT_CAP, BLOCK_N, BLOCK_DIM, BLOCK_VALUE,
+        )  # fmt: skip
+        low = whole
+    peak, total, mixed = _attend_tiles(
+        peak, total, mixed, query, position, low, high, scale, table_ptr, k_cache_ptr, v_cache_ptr,
+        k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
+        True, DIM, VALUE_DIM, PAGE, WINDOW, LOGIT_CAP, BLOCK_N, BLOCK_DIM, BLOCK_VALUE,
+    )  # fmt: skip
+
+    if not SPLIT:
+        if HAS_SINKS:
+            sink = tl.load(sinks_ptr + head, mask=real, other=0.0).to(tl.float32) * LOG2E
+            new_peak = tl.maximum(peak, sink)
+            total = total * tl.exp2(peak - new_peak) + tl.exp2(sink - new_peak)
+            mixed *= tl.exp2(peak - new_peak)[:, None]
+        target = token * (KV_HEADS * GROUP) + head
+    else:
+        target = (token * (KV_HEADS * GROUP) + head) * splits + split
+        tl.store(lse_ptr + target, peak + tl.log2(total), mask=real)
+    mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    out_ptr += target[:, None] * VALUE_DIM + value_channel[None, :]
+    inside = real[:, None] & (value_channel < VALUE_DIM)[None, :]
+    tl.store(out_ptr, mixed.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def combine_kernel(
+    out_ptr, parts_ptr, lse_ptr, cu_seqlens_ptr, kv_lens_ptr, sinks_ptr,
+    HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+):  # fmt: skip
+    """Join the parts of one head of one decoding sequence, weighted by what each was divided by."""
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    token = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
+    if tl.load(cu_seqlens_ptr + sequence + 1) == token:
+        return
+    length = tl.load(kv_lens_ptr + sequence)
+    first = _first_key(length - 1, WINDOW, BLOCK_N)
+    share = _keys_per_split(first, length, SPLITS, BLOCK_N)
+    split, channel = tl.arange(0, SPLITS), tl.arange(0, BLOCK_VALUE)
+    used = split * share < length - first
+    row = (token * HEADS + head) * SPLITS + split
+    lse = tl.load(lse_ptr + row, mask=used, other=float("-inf"))
+    peak = tl.max(lse, 0)
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + head).to(tl.float32) * LOG2E
+        peak = tl.maximum(peak, sink)
+    weights = tl.exp2(lse - peak)
+    total = tl.sum(weights, 0)
+    if HAS_SINKS:
+        total += tl.exp2(sink - peak)
+    inside = used[:, None] & (channel < VALUE_DIM)[None, :]
+    parts = tl.load(parts_ptr + row[:, None] * VALUE_DIM + channel[None, :], mask=inside, other=0.0)
+    mixed = tl.sum(parts * weights[:, None], 0) / total
+    target = out_ptr + (token * HEADS + head) * VALUE_DIM + channel
+    tl.store(target, mixed.to(out_ptr.dtype.element_ty), mask=channel < VALUE_DIM)

@@ -1,0 +1,51 @@
+"""What the launchers of all kernels share."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+from onboard.errors import OnboardError
+
+INTERPRETED = not isinstance(tl.cdiv, JITFunction)
+"""Whether Triton was imported with TRITON_INTERPRET=1: kernels then run on the CPU, slowly, for tests."""
+
+PROCESSORS_INTERPRETED = 4
+
+
+def require_device(x: Tensor) -> None:
+    """Refuse a tensor that no kernel can reach.
+
+    Raises:
+        OnboardError: it is not on a CUDA device, and kernels are not interpreted.
+    """
+    if x.device.type != "cuda" and not INTERPRETED:
+        raise OnboardError(
+            f"a triton op got a tensor on {x.device}",
+            hint="Use the torch op of the same name, or set TRITON_INTERPRET=1 before triton is imported",
+        )
+
+
+def processors(device: torch.device) -> int:
+    """Return the number of streaming multiprocessors."""
+    if device.type != "cuda":
+        return PROCESSORS_INTERPRETED
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def power_of_two(size: int) -> int:
+    """Return the smallest power of two that is at least `size`."""
+    return int(triton.next_power_of_2(size))
+
+
+def tile_width(size: int) -> int:
+    """Return the width of a matrix tile that holds `size` channels; the hardware's products start at 16."""
+    return max(16, power_of_two(size))
+
+
+def last_contiguous(x: Tensor) -> Tensor:
+    """Return x, copied only if its last dimension has gaps."""
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,0 +1,40 @@
+"""analyze: find out what the architecture is made of, with the evidence for each finding."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from onboard.workflow.phase import Phase, PhaseResult, RunContext
+from onboard.workflow.phases.gather import ARTIFACT as GATHER
+
+ARTIFACT = "spec.yaml"
+
+
+class Analyze(Phase):
+    """Config, Hugging Face source and module tree -> `spec.yaml`, which a user may edit and generate from."""
+
+    name = "analyze"
+    judges_input: ClassVar[bool] = True
+    editable: ClassVar[frozenset[str]] = frozenset({"spec"})
+
+    def inputs(self, context: RunContext) -> dict[str, Any]:
+        """Depend on config and code, not on weights or memory."""
+        gathered = context.read_json(GATHER)
+        return {key: gathered[key] for key in ("model", "revision", "model_type", "files", "remote_code")}
+
+    def run(self, context: RunContext) -> PhaseResult:
+        """Analyze and write the spec."""
+        from onboard.analysis.analyze import analyze
+
+        spec = analyze(
+            context.source.config(),
+            context.source.files(),
+            model=context.model,
+            revision=context.source.revision,
+            trust_remote_code=context.options.trust_remote_code,
+        )
+        path = context.artifact(ARTIFACT)
+        context.files.write(path, spec.to_yaml())
+        findings = ", ".join(f"{name} {trait.value}" for name, trait in list(spec.traits.items())[:4])
+        tricky = f"; {len(spec.tricky)} to look at" if spec.tricky else ""
+        return PhaseResult({"spec": context.relative(path)}, f"{spec.architecture}: {findings}{tricky}")

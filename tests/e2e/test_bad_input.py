@@ -1,0 +1,247 @@
+"""Whatever is wrong with the input: one line, the right exit code, and no file changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import edit_config, save_checkpoint, tree
+from hub_server import HubServer, Repository
+from safetensors.torch import load_file, save_file
+
+from onboard import gpu
+from onboard.cli.main import run
+
+Break = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("healthy") / "tiny", shard_size="20KB")
+
+
+@pytest.fixture
+def checkpoint(healthy: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(healthy, tmp_path / "tiny"))
+
+
+@pytest.fixture(params=["empty", "used"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A root that does not exist yet, and one that has content."""
+    folder = tmp_path / "root"
+    if request.param == "used":
+        for name in ("models/modeling_llama.py", "registry/models.yaml", ".onboard/other/state.json"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(f"# {name}\n")
+    return folder
+
+
+def shards(folder: Path) -> list[Path]:
+    found = sorted(folder.glob("model-*.safetensors"))
+    assert len(found) > 1
+    return found
+
+
+def poison(folder: Path, value: float) -> None:
+    tensors = load_file(shards(folder)[-1])
+    next(iter(tensors.values())).view(-1)[3] = value
+    save_file(tensors, shards(folder)[-1], {"format": "pt"})
+
+
+def truncate(folder: Path) -> None:
+    with shards(folder)[0].open("r+b") as file:
+        file.truncate(shards(folder)[0].stat().st_size - 100)
+
+
+def truncate_inside_header(folder: Path) -> None:
+    with shards(folder)[0].open("r+b") as file:
+        file.truncate(50)
+
+
+def escape_folder(folder: Path) -> None:
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"] = dict.fromkeys(index["weight_map"], "../tiny2/model.safetensors")
+    path.write_text(json.dumps(index))
+
+
+BROKEN: dict[str, tuple[Break, int, str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), 1, "has no config.json"),
+    "config is no JSON": (lambda f: (f / "config.json").write_text("{'a': 1}") and None, 1, "is not valid JSON"),
+    "config is a list": (lambda f: (f / "config.json").write_text("[]") and None, 1, "holds a list"),
+    "config nests too deep": (lambda f: (f / "config.json").write_text("[" * 99999) and None, 1, "is not valid JSON"),
+    "config is binary": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe\0") and None, 1, "is not valid JSON"),
+    "no model_type": (lambda f: edit_config(f, model_type=None), 1, "has no model_type"),
+    "unknown model_type": (lambda f: edit_config(f, model_type="nonesuch"), 1, "does not know the model type"),
+    "model_type with code": (lambda f: edit_config(f, model_type="x'); import os; ('"), 1, "is not a name"),
+    "model_type with a path": (lambda f: edit_config(f, model_type="../../evil"), 1, "is not a name"),
+    "activation with code": (lambda f: edit_config(f, hidden_act='silu"); import os; ("'), 1, "cannot build"),
+    "rope type with code": (lambda f: edit_config(f, rope_parameters={"rope_type": "'\n\nevil()"}), 1, "cannot build"),
+    "text for a number": (lambda f: edit_config(f, hidden_size="32; evil()"), 1, "cannot build"),
+    "negative vocabulary": (lambda f: edit_config(f, vocab_size=-1), 1, "cannot build"),
+    "architecture with code": (
+        lambda f: edit_config(f, architectures=["LlamaForCausalLM", "x'); evil("]),
+        1,
+        "which are no names",
+    ),
+    "architectures are no list": (lambda f: edit_config(f, architectures="LlamaForCausalLM"), 1, "which are no names"),
+    "encoder": (
+        lambda f: edit_config(f, model_type="bert", architectures=["BertForMaskedLM"]),
+        1,
+        "BertForMaskedLM is not",
+    ),
+    "encoder without architectures": (
+        lambda f: edit_config(f, model_type="modernbert", architectures=None),
+        1,
+        "is not a",
+    ),
+    "encoder that transformers would take for a decoder": (
+        lambda f: edit_config(f, model_type="bert", architectures=["BertLMHeadModel"], is_decoder=False),
+        1,
+        "",
+    ),
+    "encoder-decoder": (lambda f: edit_config(f, model_type="t5", is_encoder_decoder=True), 1, "encoder-decoder"),
+    "remote code": (
+        lambda f: edit_config(f, model_type="nonesuch", auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"}),
+        3,
+        "--trust-remote-code",
+    ),
+    "truncated weights": (truncate, 1, "is cut off"),
+    "truncated header": (truncate_inside_header, 1, "is cut off"),
+    "missing shard": (lambda f: shards(f)[0].unlink(), 1, "lacks model-00001"),
+    "no weights": (lambda f: [path.unlink() for path in f.glob("model*")] and None, 1, "has no safetensors weights"),
+    "NaN": (lambda f: poison(f, float("nan")), 1, "holds NaN"),
+    "infinity": (lambda f: poison(f, float("-inf")), 1, "holds infinity"),
+    "index that leaves the folder": (escape_folder, 1, "is no safetensors file beside it"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_checkpoint(case: str, checkpoint: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    break_it, code, message = BROKEN[case]
+    break_it(checkpoint)
+    assert_refused([str(checkpoint), "--root", str(root)], root, code, message, capsys)
+
+
+def test_state_of_an_earlier_run_survives(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "root"
+    assert run([str(checkpoint), "--root", str(root), "--until", "survey"]) == 0
+    poison(checkpoint, float("nan"))
+    assert_refused([str(checkpoint), "--root", str(root)], root, 1, "holds NaN", capsys)
+
+
+def test_model_larger_than_memory(
+    checkpoint: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus = [gpu.Gpu("small", 40_000, 40_000), gpu.Gpu("small", 40_000, 40_000)]
+    monkeypatch.setattr(gpu, "list_gpus", lambda: gpus)
+    size = sum(tensor.nbytes for shard in shards(checkpoint) for tensor in load_file(shard).values())
+    assert size > 80_000
+    message = (
+        f"This model requires ~{gpu.gigabytes(size)} GB but the system only has 8e-05 GB across 2 GPUs. "
+        "Onboarding is likely to fail at the run phase. Use --yes"
+    )
+    assert_refused([str(checkpoint), "--root", str(root)], root, 3, message, capsys)
+    assert run([str(checkpoint), "--root", str(root), "--until", "gather", "--yes"]) == 0
+
+
+def test_half_the_memory_in_half_the_precision(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(tensor.nbytes for shard in shards(checkpoint) for tensor in load_file(shard).values())
+    monkeypatch.setattr(gpu, "system_memory", lambda: gpu.Memory(size // 2, size // 2))
+    command = [str(checkpoint), "--root", str(tmp_path / "root"), "--device", "cpu", "--until", "gather"]
+    assert run(command) == 3
+    assert run([*command, "--dtype", "bfloat16"]) == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a system without a GPU")
+def test_no_gpu(checkpoint: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused([str(checkpoint), "--root", str(root), "--device", "cuda"], root, 1, "has no GPU", capsys)
+
+
+def test_root_is_a_file(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("text")
+    for root in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert run([str(checkpoint), "--root", str(root)]) == 1
+        assert_one_line(capsys.readouterr().err, "is not a folder")
+    assert (tmp_path / "file").read_text() == "text"
+
+
+def test_read_only_root(
+    checkpoint: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    assert_refused([str(checkpoint), "--root", str(root)], root, 1, "cannot be written", capsys)
+
+
+def test_no_such_folder(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert_refused(["/no/such/folder", "--root", str(root)], root, 1, "there is no folder", capsys)
+    assert_refused(["a b", "--root", str(root)], root, 1, "neither a folder nor a Hub id", capsys)
+
+
+def assert_refused(
+    arguments: list[str], root: Path, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tree(root)
+    capsys.readouterr()
+    assert run(arguments) == code
+    assert_one_line(capsys.readouterr().err, message)
+    assert tree(root) == before
+    assert root.exists() == bool(before)
+
+
+def assert_one_line(stderr: str, message: str) -> None:
+    last = stderr.strip().splitlines()[-1]
+    assert last.startswith("onboard: ")
+    assert message in last
+    assert "Traceback" not in stderr
+    assert "internal error" not in stderr
+
+
+@pytest.fixture(scope="module")
+def hub(healthy: Path) -> Iterator[HubServer]:
+    repositories = {"acme/tiny": Repository(healthy), "acme/gated": Repository(healthy, gated=True)}
+    with HubServer(repositories) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["acme/nonesuch"], "there is no model acme/nonesuch"),
+        (["acme/gated"], "access to acme/gated is restricted"),
+        (["acme/tiny", "--revision", "v9"], "has no revision 'v9'"),
+        (["acme/tiny", "--offline"], "is not complete in the cache"),
+    ],
+)
+def test_hub_refuses(hub: HubServer, arguments: list[str], message: str, root: Path, tmp_path: Path) -> None:
+    before = tree(root)
+    process = on_hub(hub.url, tmp_path, [*arguments, "--root", str(root), "--json"])
+    assert process.returncode == 1
+    assert_one_line(process.stderr, message)
+    document = json.loads(process.stdout)
+    assert document["status"] == "failed"
+    assert message in document["error"]
+    assert tree(root) == before
+
+
+def test_no_network(tmp_path: Path) -> None:
+    process = on_hub("http://127.0.0.1:9", tmp_path, ["acme/tiny", "--root", str(tmp_path / "root")])
+    assert process.returncode == 1
+    assert_one_line(process.stderr, "cannot be reached")
+    assert not (tmp_path / "root").exists()
+
+
+def on_hub(url: str, folder: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(folder / "hf")}
+    environment.pop("HF_HUB_OFFLINE", None)
+    command = [sys.executable, "-m", "onboard", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)

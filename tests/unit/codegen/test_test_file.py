@@ -1,0 +1,147 @@
+"""Generated equivalence tests: what they cover, and that each level finds the fault that is its own to find."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onboard.analysis.spec import LayerKind, ModelSpec
+from onboard.codegen.test_file import generate_test_file
+from onboard.errors import OnboardError
+
+MODEL, TEST = Path("models/modeling_llama.py"), Path("tests/equivalence/test_llama_modeling.py")
+
+
+def first_failure(root: Path, files: dict[str, str], selection: str = "") -> dict[str, Any] | None:
+    """Run the generated tests that `selection` names in this process; return the first that failed."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text, encoding="utf-8")
+    results = root / "results.json"
+    plugin = ["-p", "onboard.testing.plugin", "-p", "no:cacheprovider", "-p", "no:terminalreporter"]
+    options = ["--import-mode=importlib", "--rootdir", str(root), "-m", "not gpu", "-k", selection]
+    sys.modules.pop("tests.equivalence.test_llama_modeling", None)  # of another root
+    pytest.main([*plugin, *options, "--onboard-results", str(results), str(root / TEST)])
+    rows = json.loads(results.read_text())
+    assert rows, "no test ran"
+    return next((row for row in rows if row["status"] != "passed"), None)
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "block"),
+    [
+        (("self.variance_epsilon)", "0.1)"), "block", "model.layers.0.input_layernorm"),
+        (('["rope_theta"] **', '["rope_theta"] * 2 **'), "block", "model.rotary_emb"),
+        (("self.head_dim**-0.5", "0.2"), "block", "model.layers.0.self_attn"),
+        (("self.gate_proj.weight,", "self.up_proj.weight,"), "block", "model.layers.0.mlp"),
+        (("return hidden_states + self.mlp", "return self.mlp"), "layer", "model.layers.0"),
+        (("in self.layers:", "in self.layers[1:]:"), "model", ""),
+        (("(hidden_states, position_ids)\n        for", "(hidden_states, COUNTED)\n        for"), "model", ""),
+        (("batch, sequence, _ = hidden_states.shape", "batch, sequence = 2, 24"), "export", ""),
+    ],
+    ids=["norm", "rotary", "attention", "mlp", "layer", "model", "positions", "export"],
+)
+def test_the_first_failure_is_where_the_fault_is(
+    tmp_path: Path, llama_files: dict[str, str], change: tuple[str, str], level: str, block: str
+) -> None:
+    text = llama_files[str(MODEL)]
+    assert change[0] in text
+    change = (change[0], change[1].replace("COUNTED", "torch.arange(position_ids.shape[1]).expand_as(position_ids)"))
+    selection = "not decode" if level == "export" else "not decode and not export"
+    row = first_failure(tmp_path, {**llama_files, str(MODEL): text.replace(*change)}, selection)
+    assert row is not None
+    assert (row["status"], row["level"], row["block"]) == ("failed", level, block)
+    if level != "export":
+        assert row["error"] > 1e-5
+        assert " it gives " in row["message"]
+        assert ", expected " in row["message"]
+
+
+def test_a_fault_that_only_a_cache_shows(tmp_path: Path, llama_files: dict[str, str]) -> None:
+    """A window that is longer than what the other levels look at, and shorter than the longest decoded text."""
+    text = llama_files[str(MODEL)]
+    broken = text.replace("is_causal=True,", "is_causal=True, sliding_window=40,")
+    assert broken != text
+    row = first_failure(tmp_path, {**llama_files, str(MODEL): broken}, "not export")
+    assert row is not None
+    assert (row["level"], row["message"].startswith("AssertionError: decode after 70 tokens")) == (
+        "cached_decode",
+        True,
+    )
+
+
+def test_a_missing_parameter_fails(tmp_path: Path, llama_files: dict[str, str]) -> None:
+    broken = llama_files[str(MODEL)].replace("self.up_proj", "self.upward_proj")
+    row = first_failure(tmp_path, {**llama_files, str(MODEL): broken}, "test_model")
+    assert row is not None
+    assert "parameter names differ: missing ['model.layers.0.mlp.up_proj.weight'" in row["message"]
+
+
+def constants(text: str) -> dict[str, Any]:
+    """The literal module-level assignments; of a call, its keyword arguments."""
+    found: dict[str, Any] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name, value = node.targets[0].id, node.value
+            if isinstance(value, ast.Call) and name == "CONFIG":
+                found[name] = {key.arg: ast.literal_eval(key.value) for key in value.keywords}
+            elif isinstance(value, ast.Dict | ast.Constant):
+                found[name] = ast.literal_eval(value)
+    return found
+
+
+def test_blocks_come_from_what_others_are_made_of_to_what_is_made_of_others(llama_files: dict[str, str]) -> None:
+    found = constants(llama_files[str(TEST)])
+    assert list(found["BLOCKS"].items()) == [
+        ("model.rotary_emb", "rotary"),
+        ("model.layers.0.input_layernorm", "norm"),
+        ("model.layers.0.post_attention_layernorm", "norm"),
+        ("model.norm", "norm"),
+        ("model.layers.0.mlp", "mlp"),
+        ("model.layers.0.self_attn", "attention"),
+    ]
+    assert found["LAYERS"] == {"model.layers.0": "full_attention"}
+    assert found["GPU_BFLOAT16"].keys() == {"rotary", "norm", "mlp", "attention", "layer", "model"}
+
+
+def test_the_config_is_the_checkpoint_s_in_small(llama_spec: ModelSpec) -> None:
+    values = {"attention_bias": True, "rms_norm_eps": 0.003, "tie_word_embeddings": True, "hidden_act": "gelu"}
+    scaled = {"rope_type": "linear", "factor": 4.0, "rope_theta": 777.0}
+    spec = llama_spec.model_copy(update={"config": {**llama_spec.config, **values, "rope_parameters": scaled}})
+    config = constants(generate_test_file(spec))["CONFIG"]
+    assert {key: config[key] for key in values} == values
+    assert config["rope_parameters"] == scaled
+    assert config["hidden_size"] == 64
+
+
+def test_each_kind_of_layer_is_tested(llama_spec: ModelSpec) -> None:
+    kinds = [LayerKind(name=name, layers=[i], path=f"model.layers.{i}") for i, name in enumerate(("first", "second"))]
+    found = constants(generate_test_file(llama_spec.model_copy(update={"layer_kinds": kinds})))
+    assert list(found["LAYERS"]) == ["model.layers.0", "model.layers.1"]
+    assert {"model.layers.0.mlp", "model.layers.1.mlp"} <= found["BLOCKS"].keys()
+
+
+@pytest.mark.parametrize("field", ["family", "architecture", "config_class", "hf_module"])
+def test_names_that_are_no_names_are_refused(llama_spec: ModelSpec, field: str) -> None:
+    hostile = llama_spec.model_copy(update={field: 'x"; import os'})
+    with pytest.raises(OnboardError, match="which is not an identifier"):
+        generate_test_file(hostile)
+
+
+def test_strings_of_a_config_stay_strings(llama_spec: ModelSpec) -> None:
+    hostile = '"""\n__import__("os").abort()\n"""'
+    config = {**llama_spec.config, "note": hostile}
+    text = generate_test_file(llama_spec.model_copy(update={"model": hostile, "config": config}))
+    assert constants(text)["CONFIG"]["note"] == hostile
+    called = {
+        node.func.id
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert "__import__" not in called

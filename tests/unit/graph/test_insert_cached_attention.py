@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import onboard.ops  # noqa: F401
+from onboard.config import RuntimeConfig
+from onboard.errors import OnboardError, UsageError
+from onboard.graph.context import TransformContext
+from onboard.graph.export import export_to_graph
+from onboard.graph.factory import ModelFactory
+from onboard.graph.transform import BaseTransform, get_transform
+
+HEADS, KV_HEADS, DIM, VALUE_DIM = 4, 2, 8, 6
+
+
+class _Attention(nn.Module):
+    """Attention alone: queries, keys and values are looked up by token."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.q = nn.Embedding(11, HEADS * DIM)
+        self.k = nn.Embedding(11, KV_HEADS * DIM)
+        self.v = nn.Embedding(11, KV_HEADS * VALUE_DIM)
+        self.sinks = nn.Parameter(torch.randn(HEADS)) if options.pop("with_sinks", False) else None
+        self.options = options
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        heads = (*input_ids.shape, -1)
+        q, k, v = (
+            table(input_ids).view(*heads, dim) for table, dim in ((self.q, DIM), (self.k, DIM), (self.v, VALUE_DIM))
+        )
+        bnsd = self.options.get("layout") == "bnsd"
+        if bnsd:
+            q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        options = dict(self.options)
+        if options.pop("masked", False):
+            options["attn_mask"] = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+        mixed = torch.ops.onboard.torch_attention(q, k, v, sinks=self.sinks, **options)
+        return mixed.transpose(1, 2) if bnsd else mixed
+
+
+def _context(**runtime: Any) -> TransformContext:
+    settings = {"max_seq_len": 32, "max_batch_size": 3, "max_num_tokens": 32, **runtime}
+    settings["kv_cache_config"] = {"tokens_per_block": 4, **settings.get("kv_cache_config", {})}
+    factory = ModelFactory(Path("unused"), root=None, dtype=torch.float32, model_kwargs={})
+    return TransformContext(factory, RuntimeConfig(**settings), torch.device("cpu"), torch.float32)
+
+
+def _transform(key: str, **fields: Any) -> BaseTransform[Any]:
+    cls = get_transform(key)
+    return cls(cls.config_class(stage="cache_init", **fields))
+
+
+def _exported(model: nn.Module, context: TransformContext) -> torch.fx.GraphModule:
+    return export_to_graph(model, context.factory.example_inputs(), context.factory.dynamic_shapes(), context.device)
+
+
+def _cached(model: nn.Module, context: TransformContext) -> torch.fx.GraphModule:
+    gm = _exported(model.eval().requires_grad_(False), context)
+    gm, info = _transform("insert_cached_attention").apply(gm, context)
+    assert info.num_matches == 1
+    for key in ("initialize_cache", "resize_kv_cache"):
+        _transform(key).apply(gm, context)
+    gm.recompile()
+    return gm
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scale": 0.3, "logit_cap": 2.0},
+        {"sliding_window": 5},
+        {"with_sinks": True},
+        {"layout": "bnsd", "with_sinks": True, "sliding_window": 3},
+    ],
+)
+def test_the_cached_graph_computes_the_same_attention(options: dict[str, Any]) -> None:
+    """Prefill, then a chunk, then decode, against the module on everything at once."""
+    model, context = _Attention(**options), _context()
+    ids = torch.randint(0, 11, (1, 14))
+    with torch.no_grad():
+        expected = model(ids, torch.arange(14)[None])[0]
+        gm, cache = _cached(model, context), context.cache
+        pages, rows = np.array([cache.allocator.take(4)]), []
+        for start, end in ((0, 5), (5, 13), (13, 14)):
+            length = end - start
+            cache.info.set_batch(ids[0, start:end].numpy(), np.array([start]), np.array([length]), pages)
+            rows.append(cache.call(gm)[0])
+    torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_caches_have_the_shapes_of_keys_and_values() -> None:
+    context = _context(kv_cache_config={"dtype": "bfloat16"})
+    gm = _cached(_Attention(), context)
+    pages = 1 + 3 * 8
+    caches = {name: (tuple(each.shape), each.dtype) for name, each in context.cache.caches.items()}
+    assert caches == {
+        "k_cache_0": ((pages, KV_HEADS, 4, DIM), torch.bfloat16),
+        "v_cache_0": ((pages, KV_HEADS, 4, VALUE_DIM), torch.bfloat16),
+    }
+    assert context.cache.bytes_per_token == KV_HEADS * (DIM + VALUE_DIM) * 2
+    [node] = gm.graph.find_nodes(op="call_function", target=torch.ops.onboard.torch_cached_attention.default)
+    assert node.meta["val"].shape[2:] == (HEADS, VALUE_DIM)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"), [({"is_causal": False}, "is_causal=False"), ({"masked": True}, "attn_mask=")]
+)
+def test_attention_that_cannot_be_cached_is_named(options: dict[str, Any], found: str) -> None:
+    context = _context()
+    gm = _exported(_Attention(**options), context)
+    with pytest.raises(OnboardError, match=rf"torch_attention.*{found}.*cannot be cached"):
+        _transform("insert_cached_attention").apply(gm, context)
+    assert context.cache is None
+
+
+def test_an_unknown_back_end_is_refused() -> None:
+    context = _context()
+    gm = _exported(_Attention(), context)
+    with pytest.raises(UsageError, match="no attention back end 'tritn'.*Did you mean 'triton'"):
+        _transform("insert_cached_attention", backend="tritn").apply(gm, context)
+
+
+def test_a_graph_without_attention_is_reported_as_skipped() -> None:
+    class Embedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(5, 5)
+
+        def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+            return self.table(input_ids)
+
+    context = _context()
+    gm = _exported(Embedding(), context)
+    infos = [
+        _transform(key).apply(gm, context)[1]
+        for key in ("insert_cached_attention", "initialize_cache", "resize_kv_cache")
+    ]
+    assert infos[0].skipped
+    assert infos[2].skipped
+
+
+@pytest.mark.parametrize(("max_tokens", "pages"), [(None, 1 + 3 * 8), (45, 1 + 12), (10_000, 1 + 3 * 8)])
+def test_the_pool_holds_what_sequences_can_fill(max_tokens: int | None, pages: int) -> None:
+    context = _context(kv_cache_config={"max_tokens": max_tokens})
+    _cached(_Attention(), context)
+    assert context.cache.num_pages == pages
+    assert context.cache.allocator.num_usable == pages - 1
+    assert context.facts == []
+
+
+def test_a_pool_smaller_than_one_sequence_is_a_fact() -> None:
+    context = _context(kv_cache_config={"max_tokens": 9})
+    _cached(_Attention(), context)
+    assert context.facts == ["the cache holds 12 tokens, less than max_seq_len=32"]

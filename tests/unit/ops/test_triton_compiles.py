@@ -1,0 +1,96 @@
+"""Every kernel compiles for a Hopper GPU, on any machine: the interpreter checks no types and has no limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from naive import make_batch
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+import onboard.ops  # noqa: F401
+from onboard.ops.triton import launch
+
+ops = torch.ops.onboard
+
+SHARED_MEMORY = 227 * 1024
+
+
+class NoDevice:
+    """As much of a driver as compiling needs."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Launches are compiled and collected here instead of run."""
+    compiled: list[Any] = []
+    functions: list[JITFunction] = []
+    run = JITFunction.run
+
+    def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        functions.append(self)
+        self.device_caches.clear()
+        compiled.append(run(self, *args, grid=grid, warmup=True, **kwargs))
+        return compiled[-1]
+
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(launch, "INTERPRETED", True)  # lets tensors on the CPU through
+    monkeypatch.setattr(driver, "_active", NoDevice())
+    yield compiled
+    for function in functions:
+        function.device_caches.clear()
+
+
+def assert_compiled(kernels: list[Any], names: set[str]) -> None:
+    assert {kernel.metadata.name for kernel in kernels} == names
+    assert all(kernel.asm["cubin"] for kernel in kernels)
+    assert max(kernel.metadata.shared for kernel in kernels) <= SHARED_MEMORY
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_elementwise_kernels(kernels: list[Any], dtype: torch.dtype) -> None:
+    x, weight, heads, table = (torch.randn(s).to(dtype) for s in [(1, 3, 256), (256,), (1, 3, 4, 64), (1, 3, 32)])
+    ops.triton_rmsnorm(x, weight, 1e-6)
+    ops.triton_fused_add_rmsnorm(x, x, weight, 1e-6)
+    for activation in ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2"):
+        ops.triton_silu_and_mul(x, activation)
+    ops.triton_rope_cached(heads, heads, table, table)
+    assert_compiled(kernels, {"_rmsnorm_kernel", "_act_and_mul_kernel", "_rope_kernel"})
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "options": {"options": {"sinks": torch.randn(8), "sliding_window": 128, "logit_cap": 30.0}},
+    "head of 80": {"dim": 80, "value_dim": 48},
+    "head of 256": {"dim": 256},
+    "head of 512": {"dim": 512},
+    "float32": {"dtype": torch.float32},
+    "float32, head of 256": {"dtype": torch.float32, "dim": 256},
+    "one key head of 71": {"heads": 71, "kv_heads": 1, "dim": 64},
+    "float8 cache": {"cache_dtype": torch.float8_e4m3fn},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_attention_kernels(kernels: list[Any], variant: str) -> None:
+    arguments = {"heads": 8, "kv_heads": 2, "dim": 128, "dtype": torch.bfloat16, "page_size": 32} | VARIANTS[variant]
+    options = arguments.pop("options", {})
+    decode = make_batch([(1, 300)], spare_columns=20, **arguments)
+    prefill = make_batch([(64, 64), (1, 10)], **arguments)
+    for batch in (decode, prefill):
+        ops.triton_cached_attention(*batch.arguments(), **options)
+    assert_compiled(kernels, {"attention_kernel", "combine_kernel", "write_cache_kernel"})

@@ -1,0 +1,62 @@
+"""Triton decides when it is imported whether kernels are interpreted, so they are tested in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import onboard.ops
+from onboard.errors import OnboardError
+
+ops = torch.ops.onboard
+
+
+@pytest.mark.slow
+def test_kernels_are_right_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_kernels.py"]
+    done = subprocess.run(
+        command,
+        cwd=Path(__file__).parent,
+        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+
+
+def test_a_tensor_on_the_cpu_is_refused_with_what_to_do() -> None:
+    with pytest.raises(OnboardError, match="Use the torch op of the same name"):
+        ops.triton_rmsnorm(torch.randn(2, 8), torch.ones(8), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["rmsnorm", "fused_add_rmsnorm", "silu_and_mul", "rope_cached", "fused_swiglu_mlp", "cached_attention"]
+)
+def test_both_back_ends_have_the_same_signature(name: str) -> None:
+    schemas = [str(getattr(ops, f"{backend}_{name}").default._schema) for backend in ("torch", "triton")]
+    assert schemas[0].replace("torch_", "triton_") == schemas[1]
+
+
+def test_without_triton_the_reference_ops_remain() -> None:
+    script = """
+import importlib.util, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name.split(".")[0] == "triton" else find(name, *rest)
+sys.modules["triton"] = None
+import torch, onboard.ops
+assert not onboard.ops.has_triton()
+assert not hasattr(torch.ops.onboard, "triton_rmsnorm")
+torch.ops.onboard.torch_rmsnorm(torch.ones(2, 4), torch.ones(4), 1e-6)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_triton_is_here() -> None:
+    assert onboard.ops.has_triton()

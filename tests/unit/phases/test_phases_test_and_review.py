@@ -1,0 +1,117 @@
+"""Phases test and review on a root with a llama model file: as it should be, and broken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onboard.analysis.spec import ModelSpec
+from onboard.errors import OnboardError
+from onboard.hub import ModelSource
+from onboard.workflow.files import FileWriter
+from onboard.workflow.phase import RunContext, RunOptions
+from onboard.workflow.phases.review import ReviewPhase
+from onboard.workflow.phases.test import TestPhase
+from onboard.workflow.worklog import Worklog
+
+MODEL, TEST = Path("models/modeling_llama.py"), Path("tests/equivalence/test_llama_modeling.py")
+Make = Callable[..., RunContext]
+
+
+@pytest.fixture
+def make(tmp_path: Path, llama_files: dict[str, str], llama_spec: ModelSpec) -> Make:
+    """Make a context whose root has the model file and the spec, and nothing else."""
+
+    def make_context(change: tuple[str, str] = ("", ""), dry_run: bool = False) -> RunContext:
+        files = FileWriter(dry_run=dry_run)
+        work_dir = tmp_path / ".onboard" / "llama"
+        work_dir.mkdir(parents=True)
+        llama_spec.save(work_dir / "spec.yaml")
+        text = llama_files[str(MODEL)]
+        assert change[0] in text
+        files.write(tmp_path / MODEL, text.replace(*change))
+        options = RunOptions(device="cpu", dry_run=dry_run)
+        source = ModelSource.__new__(ModelSource)  # neither phase looks at the checkpoint
+        return RunContext("acme/llama", tmp_path, work_dir, options, files, Worklog(None), source)
+
+    return make_context
+
+
+def test_the_phase_writes_and_runs_the_tests(make: Make) -> None:
+    context = make()
+    result = TestPhase().run(context)
+    record = context.read_json("tests.json")
+    assert result.artifacts == {"test_file": str(TEST), "tests": ".onboard/llama/tests.json"}
+    assert result.summary.startswith(f"{len(record['tests'])} tests passed, largest float32 error ")
+    assert {row["status"] for row in record["tests"]} == {"passed"}
+    assert {row["device"] for row in record["tests"]} == {"cpu"}
+    assert [row["level"] for row in record["tests"]] == sorted(
+        (row["level"] for row in record["tests"]), key=["block", "layer", "model", "export", "cached_decode"].index
+    )
+    assert all(0 <= row["error"] <= 1e-5 for row in record["tests"])
+    assert record["command"].startswith("ONBOARD_SEED=")
+    assert f"{len(record['tests'])} passed" in record["output"]
+    left = {path.relative_to(context.root).as_posix() for path in context.root.rglob("*") if path.is_file()}
+    assert left == {str(MODEL), str(TEST), ".onboard/llama/spec.yaml", ".onboard/llama/tests.json"}
+
+
+def test_the_first_broken_part_is_named_with_both_values(make: Make) -> None:
+    context = make(("self.head_dim**-0.5", "0.2"))
+    named = r"^test_block\[cpu-model.layers.0.self_attn\] failed \(4 of 10 .* it gives .*, expected "
+    with pytest.raises(OnboardError, match=named):
+        TestPhase().run(context)
+    assert [row["status"] for row in context.read_json("tests.json")["tests"]].count("failed") == 4
+
+
+def test_a_test_file_that_does_not_import_fails(make: Make) -> None:
+    context = make(("import onboard.ops", "import onboard.no_such_ops"))
+    with pytest.raises(OnboardError, match="No module named 'onboard.no_such_ops'"):
+        TestPhase().run(context)
+
+
+def test_a_dry_run_tests_and_writes_nothing(make: Make) -> None:
+    context = make(dry_run=True)
+    TestPhase().run(context)
+    ReviewPhase().run(context)
+    assert {path.name for path in context.root.rglob("*") if path.is_file()} == {"spec.yaml"}
+    record = json.loads(context.files.read(context.artifact("tests.json")))
+    assert {row["status"] for row in record["tests"]} == {"passed"}
+
+
+def test_inputs_change_with_the_model_file_and_the_spec(make: Make) -> None:
+    context = make()
+    before = TestPhase().inputs(context)
+    assert before == TestPhase().inputs(context)
+    path = context.root / MODEL
+    path.write_text(path.read_text() + "\n")
+    changed = TestPhase().inputs(context)
+    assert {key for key in before if before[key] != changed[key]} == {"model_file"}
+    spec = context.spec
+    spec.tricky.append("look here")
+    spec.save(context.artifact("spec.yaml"))
+    assert TestPhase().inputs(context)["spec"] != changed["spec"]
+
+
+def test_the_review_passes_good_files_and_writes_its_verdicts(make: Make, llama_files: dict[str, str]) -> None:
+    context = make()
+    context.files.write(context.root / TEST, llama_files[str(TEST)])
+    result = ReviewPhase().run(context)
+    verdict = context.read_json("review.json")
+    assert verdict["verdict"] == "PASS"
+    assert result.summary == f"{len(verdict['items'])} items reviewed, all passed"
+    assert all(item["verdict"] == "PASS" and item["evidence"] for item in verdict["items"])
+
+
+def test_the_review_fails_with_the_item_and_the_line(make: Make, llama_files: dict[str, str]) -> None:
+    context = make(("position_ids is not None", "input_ids is not None"))
+    context.files.write(context.root / TEST, llama_files[str(TEST)])
+    with pytest.raises(
+        OnboardError, match=r"review: 1 of \d+ items failed, first M03 .*: models/modeling_llama.py:1: "
+    ):
+        ReviewPhase().run(context)
+    items = {item["id"]: item["verdict"] for item in context.read_json("review.json")["items"]}
+    assert items["M03"] == "FAIL"
+    assert list(items.values()).count("FAIL") == 1

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from onboard import LLM, SamplingParams
+from onboard.config import RuntimeConfig
+from onboard.errors import OnboardError, UsageError
+from tests.unit.runtime.tiny import Tiny, make_tiny, save_tokenizer
+
+TEXT = "the cat sat on the mat and the dog sat on the cat"
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """A checkpoint with a tokenizer."""
+    folder = tmp_path_factory.mktemp("speaking")
+    size = save_tokenizer(folder / "tokenizer", TEXT)
+    model = make_tiny(folder, vocab_size=size, eos_token_id=0)
+    shutil.copytree(folder / "tokenizer", model.checkpoint, dirs_exist_ok=True)
+    return model
+
+
+@pytest.fixture(scope="module")
+def llm(speaking: Tiny) -> LLM:
+    return LLM(speaking.checkpoint, root=speaking.root, device="cpu", dtype="float32")
+
+
+def _greedy(**options: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, **{"max_tokens": 20, "ignore_eos": True, **options})
+
+
+def test_texts_and_tokens_give_the_same(speaking: Tiny, llm: LLM) -> None:
+    ids = llm.engine.tokenizer.encode("the dog")
+    by_text, by_ids = llm.generate(["the dog", ids], _greedy())
+    expected = speaking.greedy(ids, 20)
+    assert by_text.token_ids == by_ids.token_ids == expected
+    assert by_text.prompt == "the dog"
+    assert by_ids.prompt is None
+    assert by_text.prompt_token_ids == by_ids.prompt_token_ids == ids
+    assert by_text.text == by_ids.text == llm.engine.tokenizer.hf.decode(expected, skip_special_tokens=True)
+    assert by_text.finish_reason == "length"
+    assert by_text.logprobs is None
+
+
+def test_one_prompt_need_not_be_in_a_list(llm: LLM) -> None:
+    assert [output.prompt for output in llm.generate("the cat", _greedy(max_tokens=1))] == ["the cat"]
+    assert [output.prompt_token_ids for output in llm.generate([5, 6, 7], _greedy(max_tokens=1))] == [[5, 6, 7]]
+
+
+def test_logits_are_those_of_transformers(speaking: Tiny, llm: LLM) -> None:
+    ids = torch.randint(0, 250, (40,))
+    torch.testing.assert_close(llm.logits(ids), speaking.logits(ids.tolist()), rtol=1e-4, atol=1e-4)
+
+
+def test_a_stop_text_ends_the_output_and_is_cut_off(llm: LLM) -> None:
+    [free] = llm.generate("the mat", _greedy())
+    middle = len(free.text) // 2
+    stop = free.text[middle : middle + 3]
+    [stopped] = llm.generate("the mat", _greedy(stop=[stop, "not there"]))
+    assert stopped.text == free.text[: free.text.index(stop)]
+    assert stopped.finish_reason == "stop"
+    assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
+    assert len(stopped.token_ids) < 20
+
+
+def test_a_prompt_may_have_its_own_parameters_and_several_outputs(llm: LLM) -> None:
+    params = [_greedy(max_tokens=2, logprobs=1), SamplingParams(n=2, max_tokens=5, ignore_eos=True, seed=1)]
+    first, second = llm.generate(["the", "cat"], params)
+    assert [len(each.token_ids) for each in first.outputs + second.outputs] == [2, 5, 5]
+    assert first.logprobs is not None
+    assert [max(each, key=each.__getitem__) for each in first.logprobs] == first.token_ids
+    with pytest.raises(UsageError, match="2 prompts and 1 sampling"):
+        llm.generate(["a", "b"], params[:1])
+
+
+def test_generation_config_names_the_tokens_that_end_a_text(speaking: Tiny, tmp_path: Path) -> None:
+    checkpoint = shutil.copytree(speaking.checkpoint, tmp_path / "checkpoint")
+    tokens = speaking.greedy([7, 8, 9], 20)
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, tokens[4]]}))
+    model = LLM(checkpoint, root=speaking.root, device="cpu")
+    [output] = model.generate([7, 8, 9], SamplingParams(temperature=0.0, max_tokens=20))
+    assert output.token_ids == tokens[: tokens.index(tokens[4]) + 1]
+    assert output.finish_reason == "stop"
+
+
+def test_a_registered_model_is_found_by_name_with_its_configuration(speaking: Tiny, tmp_path: Path) -> None:
+    root = shutil.copytree(speaking.root, tmp_path / "root")
+    configs = root / "registry" / "configs"
+    configs.mkdir(parents=True)
+    config = {"model": str(speaking.checkpoint), "max_seq_len": 48, "max_batch_size": 3}
+    (configs / "tiny.yaml").write_text(yaml.safe_dump(config))
+    entry = {"name": "org/tiny", "config_id": "tiny", "yaml_extra": ["tiny.yaml"]}
+    (root / "registry" / "models.yaml").write_text(yaml.safe_dump({"models": [entry]}))
+    model = LLM("org/tiny", root=root, device="cpu")
+    assert model.engine.capacity == 48
+    assert model.engine.cache.info.max_batch_size == 3
+    assert model.generate([1, 2], _greedy())[0].token_ids == speaking.greedy([1, 2], 20)
+
+
+def test_a_configuration_may_be_given_as_mapping_file_or_object(speaking: Tiny, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("max_seq_len: 40\n")
+    for config in ({"max_seq_len": 40}, path, RuntimeConfig(max_seq_len=40)):
+        assert LLM(speaking.checkpoint, root=speaking.root, device="cpu", config=config).engine.capacity == 40
+    with pytest.raises(UsageError, match="Did you mean 'max_seq_len'"):
+        LLM(speaking.checkpoint, root=speaking.root, config={"max_seqlen": 40})
+    with pytest.raises(UsageError, match="max_seq_len is 500 and the model has 128 positions"):
+        LLM(speaking.checkpoint, root=speaking.root, device="cpu", config={"max_seq_len": 500})
+
+
+def test_the_default_length_is_bounded_by_the_model(llm: LLM) -> None:
+    assert llm.engine.capacity == 128
+
+
+def test_a_model_that_was_not_onboarded_says_which_command_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_tiny(tmp_path, "mistral", sliding_window=None)
+    monkeypatch.setattr("onboard.content.CONTENT_ROOT", tmp_path / "nothing shipped")
+    with pytest.raises(OnboardError, match=rf"was not onboarded. Run: onboard {model.checkpoint} --root {tmp_path}"):
+        LLM(model.checkpoint, root=tmp_path, device="cpu")
+
+
+def test_a_checkpoint_without_tokenizer_takes_tokens_only(llama: Tiny) -> None:
+    model = LLM(llama.checkpoint, root=llama.root, device="cpu")
+    [output] = model.generate([[1, 2, 3]], _greedy())
+    assert output.token_ids == llama.greedy([1, 2, 3], 20)
+    assert output.text == ""
+    with pytest.raises(UsageError, match="no tokenizer"):
+        model.generate("the cat")
+
+
+def test_a_bad_prompt_leaves_nothing_queued(llm: LLM) -> None:
+    with pytest.raises(UsageError, match="a prompt has 200 tokens"):
+        llm.generate([[1, 2], [3] * 200], _greedy())
+    assert not llm.engine.scheduler.busy
+    assert llm.engine.cache.allocator.num_free == llm.engine.cache.allocator.num_usable
+
+
+def test_more_than_one_device_is_refused(llama: Tiny) -> None:
+    with pytest.raises(UsageError, match="world_size is 2"):
+        LLM(llama.checkpoint, root=llama.root, world_size=2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there_is_refused(llama: Tiny) -> None:
+    with pytest.raises(UsageError, match="no GPU"):
+        LLM(llama.checkpoint, root=llama.root, device="cuda")

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onboard import __version__
+from onboard.cli import main
+from onboard.cli.model import resume_command
+from onboard.errors import ConsentRequiredError
+from onboard.workflow.engine import Engine
+from onboard.workflow.outcome import PhaseOutcome, RunOutcome
+from onboard.workflow.phase import RunContext
+
+
+def onboard(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "onboard", *arguments]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_help_is_quick_and_complete() -> None:
+    began = time.monotonic()
+    process = onboard("--help", COLUMNS="100")
+    assert time.monotonic() - began < 2  # 0.1 s on an idle core; the bound leaves room for a busy one
+    assert process.returncode == 0
+    for option in (
+        *("--root", "--revision", "--device", "--dtype", "--until", "--from", "--fresh", "--dry-run", "--json"),
+        *("--trust-remote-code", "--yes", "--offline", "--debug", "--version"),
+    ):
+        assert f"  {option} " in process.stdout
+    assert onboard().stdout == onboard("--help").stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; from onboard.cli import main; main.run(['--help']); print(sorted(sys.modules), file=sys.stderr)"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for module in ("torch", "transformers", "huggingface_hub", "pydantic"):
+        assert f"'{module}'" not in process.stderr
+
+
+def test_every_listed_command_has_help() -> None:
+    listing = onboard("--help").stdout.split("Commands:\n")[1].split("\n\n")[0]
+    for line in listing.splitlines():
+        process = onboard(line.split()[0], "--help")
+        assert process.returncode == 0
+        assert process.stdout.startswith(f"Usage: onboard {line.split()[0]}")
+
+
+def test_version() -> None:
+    assert onboard("--version").stdout.strip() == __version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nonesuch"], "No such option: --nonesuch"),
+        (["a", "b"], "unexpected extra argument"),
+        (["a", "--device", "tpu"], "'tpu'"),
+        (["status", "--nonesuch"], "See onboard status --help"),
+        ([".", "--until", "generat"], "there is no phase 'generat'"),
+    ],
+)
+def test_usage_errors(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main.run(arguments) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in error
+    assert error.startswith("onboard: ")
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Replaces the engine: returns what it was called with; `result` may be set to an outcome's exception."""
+    called: dict[str, Any] = {"error": None}
+
+    def run(_: Engine, context: RunContext, **arguments: Any) -> RunOutcome:
+        called.update(arguments, context=context)
+        error = called["error"]
+        phase = PhaseOutcome(
+            "gather", "failed" if error else "done", 1.5, "fine", str(error or ""), {"a": "x/a.json"}, error
+        )
+        return RunOutcome(context.model, context.root, [phase])
+
+    monkeypatch.setattr(Engine, "run", run)
+    return called
+
+
+def test_options_reach_the_engine(engine: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "--revision v1 --device cpu --dtype bfloat16 --until generate --from survey --fresh --trust-remote-code --yes"
+    )
+    assert main.run(["--root", str(tmp_path), *words.split(), "org/name"]) == 0
+    context = engine["context"]
+    assert (context.model, context.root, context.work_dir) == (
+        "org/name",
+        tmp_path,
+        tmp_path / ".onboard" / "org--name",
+    )
+    assert (engine["until"], engine["from_"], engine["fresh"]) == ("generate", "survey", True)
+    expected = {"revision": "v1", "device": "cpu", "dtype": "bfloat16", "trust_remote_code": True, "yes": True}
+    assert context.options.model_dump(exclude_defaults=True) == expected
+    assert capsys.readouterr().out.strip() == f"a  {tmp_path}/x/a.json"
+
+
+def test_defaults(engine: dict[str, Any]) -> None:
+    assert main.run(["org/name"]) == 0
+    assert engine["context"].options.model_dump(exclude_defaults=True) == {}
+    assert engine["context"].root == Path.cwd()
+    assert (engine["until"], engine["from_"], engine["fresh"]) == (None, None, False)
+
+
+@pytest.mark.parametrize("name", ["status", "doctor"])
+def test_a_model_with_the_name_of_a_command(engine: dict[str, Any], name: str) -> None:
+    assert main.run(["model", name]) == 0
+    assert engine["context"].model == name
+    assert main.run(["--fresh", name]) == 0
+    assert engine["context"].model == name
+
+
+def test_json_is_all_of_stdout(engine: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["org/name", "--root", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "model": "org/name",
+        "status": "done",
+        "phases": [
+            {
+                "name": "gather",
+                "status": "done",
+                "seconds": 1.5,
+                "artifacts": {"a": f"{tmp_path}/x/a.json"},
+                "error": None,
+            }
+        ],
+        "artifacts": {"a": f"{tmp_path}/x/a.json"},
+        "error": None,
+    }
+    assert engine
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ConsentRequiredError("too large", hint="Use --yes"), 3, "onboard: too large. Use --yes"),
+        (KeyboardInterrupt(), 130, "onboard: interrupted"),
+        (ValueError("a\nb"), 1, "onboard: internal error: ValueError: a b. Run with --debug for the traceback"),
+    ],
+)
+def test_failures(
+    engine: dict[str, Any], error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine["error"] = error
+    assert main.run(["org/name", "--json", "--fresh"]) == code
+    captured = capsys.readouterr()
+    assert captured.err.strip().splitlines()[-1] == line
+    assert "Traceback" not in captured.err
+    assert json.loads(captured.out)["error"] == (str(error) or "interrupted")
+    assert main.run(["org/name"], debug=True) == code
+    captured = capsys.readouterr()
+    assert ("Traceback" in captured.err) == (code != 130)
+    assert "resume with: " in captured.err
+    assert captured.out == ""
+
+
+def test_json_of_what_fails_before_the_first_phase(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["/no/such", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document.pop("error").startswith("there is no folder '/no/such'")
+    assert document == {"model": "/no/such", "status": "failed", "phases": [], "artifacts": {}}
+
+
+def test_ctrl_c(tmp_path: Path) -> None:
+    """A real signal, while the command waits for a file that never ends."""
+    (tmp_path / "model").mkdir()
+    os.mkfifo(tmp_path / "model" / "config.json")
+    command = [sys.executable, "-m", "onboard", str(tmp_path / "model"), "--root", str(tmp_path / "root")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "root").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr.splitlines()[-1]) == (130, "onboard: interrupted")
+    assert "Traceback" not in stderr
+    assert not (tmp_path / "root").exists()
+
+
+def test_resume_command() -> None:
+    words = ["org/a b", "--root", "w", "--from", "test", "--fresh", "--json"]
+    assert resume_command(words) == "onboard 'org/a b' --root w --json"
+    assert resume_command(["x", "--from=test"]) == "onboard x"
+
+
+def test_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["status", "--root", str(tmp_path)]) == 0
+    assert "No model was onboarded" in capsys.readouterr().out
+    folder = tmp_path / ".onboard" / "org--name"
+    folder.mkdir(parents=True)
+    done = {"status": "done", "input_hash": "0", "seconds": 1.25}
+    failed = {"status": "failed", "input_hash": "0", "seconds": 2, "error": "it broke"}
+    state = {"model": "org/name", "phases": {"gather": done, "survey": failed}}
+    (folder / "state.json").write_text(json.dumps(state))
+    assert main.run(["status", "--root", str(tmp_path)]) == 0
+    table = capsys.readouterr().out
+    assert "org/name" in table
+    assert "survey: it broke" in table
+    assert "3.2" in table
+    assert main.run(["status", "--root", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["org--name"]["phases"]["gather"]["status"] == "done"
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onboard.cli.doctor._PACKAGES", ("torch", "no-such-package"))
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert main.run(["doctor"]) == 0
+    output = capsys.readouterr().out
+    assert "secret" not in output
+    assert "missing: pip install no-such-package" in output
+    assert sys.version.split()[0] in output

@@ -1,0 +1,209 @@
+"""What generated tests stand on: a comparison that lets nothing through, honest weights, real inputs of blocks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+from onboard.testing import (
+    assert_rmse_close,
+    copy_weights,
+    fresh_seed,
+    generated_causal_lm,
+    hf_causal_lm,
+    random_prompt,
+    randomize_,
+    record_calls,
+    rmse_ratio,
+)
+
+CONFIG = LlamaConfig(
+    hidden_size=32,
+    intermediate_size=48,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_hidden_layers=2,
+    vocab_size=50,
+    head_dim=8,
+    max_position_embeddings=64,
+)
+
+
+def test_rmse_ratio_is_relative_to_the_expected_value() -> None:
+    expected = torch.tensor([3.0, 4.0])
+    assert rmse_ratio(expected * 1.01, expected) == pytest.approx(0.01, rel=1e-4)
+    assert rmse_ratio(expected, expected) == 0
+
+
+@pytest.mark.parametrize(
+    ("actual", "message"),
+    [
+        (torch.tensor([1.0, float("nan")]), r"rmse ratio nan.*at \[1\] it gives nan, expected 2"),
+        (torch.tensor([1.0, float("inf")]), r"rmse ratio (inf|nan).*at \[1\] it gives inf"),
+        (
+            torch.tensor([1.0, 2.1]),
+            r"norm: rmse ratio 4.47e-02, at most 1e-02.*at \[1\] it gives 2\.0999999, expected 2$",
+        ),
+        (torch.tensor([[1.0, 2.0]]), r"norm: the shape is \[1, 2\], expected \[2\]"),
+    ],
+)
+def test_a_difference_fails_with_both_values(actual: torch.Tensor, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        assert_rmse_close(actual, torch.tensor([1.0, 2.0]), 1e-2, "norm")
+
+
+def test_nothing_is_close_to_a_reference_of_zeros_or_nan() -> None:
+    for expected in (torch.zeros(2), torch.tensor([float("nan"), 1.0])):
+        with pytest.raises(AssertionError, match="rmse ratio nan"):
+            assert_rmse_close(expected.clone(), expected, 1e-2, "x")
+
+
+def test_random_weights_leave_no_tensor_constant() -> None:
+    model = LlamaForCausalLM(CONFIG)
+    randomize_(model, seed=3)
+    first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert all(tensor.std() > 0.01 for tensor in first.values())
+    assert all(abs(tensor.mean() - 1) < 0.3 for name, tensor in first.items() if "norm" in name)
+    randomize_(model, seed=3)
+    assert all(torch.equal(tensor, first[name]) for name, tensor in model.state_dict().items() if "norm" not in name)
+    randomize_(model, seed=4)
+    assert not any(torch.equal(tensor, first[name]) for name, tensor in model.state_dict().items())
+
+
+def test_copied_weights_must_have_the_same_names() -> None:
+    source, target = nn.Linear(2, 2), nn.Linear(2, 2)
+    copy_weights(source, target)
+    assert torch.equal(source.weight, target.weight)
+    with pytest.raises(AssertionError, match=r"missing \['bias'\], unexpected \[\]"):
+        copy_weights(source, nn.Linear(2, 2, bias=False))
+
+
+def test_prompts_begin_beyond_zero_have_gaps_and_repeat_with_their_seed() -> None:
+    prompt = random_prompt(vocab_size=50, batch=3, length=5, seed=1, start=64)
+    positions = prompt["position_ids"]
+    assert prompt["input_ids"].shape == positions.shape == (3, 5)
+    assert len(set(positions[:, 0].tolist())) == 3
+    assert positions.min() > 64
+    assert set(positions.diff(dim=1).flatten().tolist()) <= {1, 2}
+    assert positions.max() < 64 + 8 + 2 * 5
+    again = random_prompt(vocab_size=50, batch=3, length=5, seed=1, start=64)
+    assert all(torch.equal(prompt[name], again[name]) for name in prompt)
+
+
+def test_the_seed_comes_from_the_environment_or_is_new_and_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ONBOARD_SEED", "17")
+    assert fresh_seed() == 17
+    assert "ONBOARD_SEED=17" in capsys.readouterr().out
+    monkeypatch.delenv("ONBOARD_SEED")
+    assert fresh_seed() != fresh_seed()
+
+
+def test_a_recorded_call_replays_to_what_the_block_gave() -> None:
+    model = hf_causal_lm(LlamaForCausalLM, CONFIG, seed=5)
+    prompts = [random_prompt(50, batch=2, length=6, seed=seed) for seed in (1, 2)]
+    calls = record_calls(model, ["model.layers.1.mlp", "model.layers.0.self_attn"], prompts)
+    assert [len(found) for found in calls.values()] == [2, 2]
+    attention = calls["model.layers.0.self_attn"][0]
+    assert {"hidden_states", "position_ids", "cos", "sin"} <= attention.arguments.keys()
+    for call in calls["model.layers.1.mlp"]:
+        for actual, expected in call.replay(model.get_submodule("model.layers.1.mlp")):
+            assert torch.equal(actual, expected)
+
+
+class Renamed(nn.Module):
+    def forward(self, states: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return states + sin.sum()
+
+
+class Stranger(nn.Module):
+    def forward(self, states: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+        return states + frequencies
+
+
+def test_replay_finds_arguments_by_name() -> None:
+    model = hf_causal_lm(LlamaForCausalLM, CONFIG, seed=5)
+    call = record_calls(model, ["model.layers.0.self_attn"], [random_prompt(50, 2, 6, seed=1)])[
+        "model.layers.0.self_attn"
+    ][0]
+    ((actual, _),) = call.replay(Renamed())
+    assert torch.equal(actual, call.arguments["hidden_states"] + call.arguments["position_embeddings"][1].sum())
+    with pytest.raises(AssertionError, match="Stranger wants 'frequencies'"):
+        call.replay(Stranger())
+
+
+def test_recording_a_block_that_never_runs_is_an_error() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, input_ids: torch.Tensor, **unused: object) -> torch.Tensor:
+            return self.used(input_ids)
+
+    with pytest.raises(AssertionError, match=r"never called \['idle'\]"):
+        record_calls(Idle(), ["used", "idle"], [{"input_ids": torch.ones(2)}])
+
+
+def test_a_model_file_is_executed_again_after_another_took_its_place(
+    tmp_path: Path, llama_files: dict[str, str]
+) -> None:
+    mine, other = tmp_path / "mine.py", tmp_path / "other.py"
+    mine.write_text(llama_files["models/modeling_llama.py"])
+    other.write_text(mine.read_text().replace("self.lm_head", "self.head"))
+    names = [set(dict(generated_causal_lm(path, CONFIG).named_children())) for path in (mine, other, mine)]
+    assert names == [{"model", "lm_head"}, {"model", "head"}, {"model", "lm_head"}]
+
+
+def test_bfloat16_leaves_the_rope_tables_in_float32(tmp_path: Path, llama_files: dict[str, str]) -> None:
+    path = tmp_path / "modeling_llama.py"
+    path.write_text(llama_files["models/modeling_llama.py"])
+    model = generated_causal_lm(path, CONFIG, dtype="bfloat16")
+    assert {tensor.dtype for tensor in model.parameters()} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in model.buffers()} == {torch.float32}
+    assert torch.get_default_dtype() == torch.float32
+
+
+TESTS_OF_A_TEST = """
+import pytest, torch
+from onboard.testing import assert_rmse_close
+
+@pytest.mark.parametrize("path", ["a.mlp", "a.norm", "a.nan"])
+def test_block(path):
+    assert_rmse_close(torch.ones(2), torch.ones(2), 1e-5, "first")
+    actual = {"a.mlp": 1.5, "a.norm": 1.0, "a.nan": float("nan")}[path]
+    assert_rmse_close(torch.full((2,), actual), torch.ones(2), 1e-5, path)
+
+@pytest.mark.skip(reason="no device")
+def test_layer():
+    pass
+
+def test_model(broken):
+    pass
+"""
+
+
+def test_the_plugin_writes_what_each_test_measured(tmp_path: Path) -> None:
+    tests, results = tmp_path / "test_x.py", tmp_path / "results.json"
+    tests.write_text(TESTS_OF_A_TEST)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "onboard.testing.plugin", "--onboard-results", str(results)]
+    subprocess.run([*command, str(tests)], cwd=tmp_path, capture_output=True, check=False)
+    rows = {row["name"]: row for row in json.loads(results.read_text())}
+    mlp, norm, nan = (rows[f"test_block[{name}]"] for name in ("a.mlp", "a.norm", "a.nan"))
+    assert (mlp["status"], mlp["level"], mlp["block"], mlp["error"]) == ("failed", "block", "a.mlp", 0.5)
+    assert mlp["message"].startswith("AssertionError: a.mlp: rmse ratio 5.00e-01")
+    assert (norm["status"], norm["error"], norm["tolerance"], norm["message"]) == ("passed", 0.0, 1e-5, "")
+    assert (nan["status"], nan["error"]) == ("failed", None)
+    assert (rows["test_layer"]["status"], rows["test_layer"]["message"]) == ("skipped", "Skipped: no device")
+    assert rows["test_model"]["status"] == "failed"
+    assert "fixture 'broken' not found" in rows["test_model"]["message"]
+    assert all(row["seconds"] > 0 for row in rows.values())

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from onboard.errors import OnboardError
+from onboard.workflow.files import FileWriter, write_atomically
+from onboard.workflow.lock import check_writable, exclusive, slug
+
+
+def nothing() -> None:
+    """Nobody waits."""
+
+
+def test_a_new_text_replaces_the_old_one_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file.txt"
+    write_atomically(path, "one\n")
+    reader = path.open()
+    write_atomically(path, "two\n")
+    assert reader.read() == "one\n"
+    assert path.read_text() == "two\n"
+    assert os.listdir(path.parent) == ["file.txt"]
+
+
+def test_files_have_the_usual_permissions(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    write_atomically(tmp_path / "file", "text")
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_an_equal_file_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    FileWriter().write(path, "text\n")
+    os.utime(path, (1, 1))
+    FileWriter().write(path, "text\n")
+    assert path.stat().st_mtime == 1
+    path.write_bytes(b"text\r\n")
+    FileWriter().write(path, "text\n")
+    assert path.read_bytes() == b"text\n"
+
+
+def test_a_failed_write_is_explained_and_cleaned_up(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OnboardError, match="folder cannot be written"):
+        write_atomically(tmp_path / "folder", "text", staging=tmp_path / "staging")
+    assert os.listdir(tmp_path / "staging") == []
+
+
+def test_a_dry_run_reads_what_it_would_have_written(tmp_path: Path) -> None:
+    files = FileWriter(dry_run=True)
+    (tmp_path / "old").write_text("a\nb\n")
+    files.write(tmp_path / "old", "a\nc\n")
+    files.write(tmp_path / "new", "n\n")
+    assert (files.read(tmp_path / "old"), files.read(tmp_path / "new")) == ("a\nc\n", "n\n")
+    assert files.exists(tmp_path / "new")
+    assert not files.exists(tmp_path / "none")
+    assert files.digest(tmp_path / "none") is None
+    assert (tmp_path / "old").read_text() == "a\nb\n"
+    assert not (tmp_path / "new").exists()
+    assert files.diff(tmp_path / "old", tmp_path) == "--- a/old\n+++ b/old\n@@ -1,2 +1,2 @@\n a\n-b\n+c"
+    assert files.diff(tmp_path / "new", tmp_path).startswith("--- /dev/null\n+++ b/new\n")
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("gpt2", "gpt2"),
+        ("org/Name-1.5B", "org--Name-1.5B"),
+        ("a b", "a-b-c8687a08"),
+        ("..", None),
+        ("x'); import os", None),
+    ],
+)
+def test_slug(model: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "inside")
+    name = slug(model)
+    assert expected is None or name == expected
+    assert Path(name).name == name
+    assert name not in ("", ".", "..")
+
+
+def test_slug_of_a_folder_is_its_name(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    assert slug(str(tmp_path / "tiny")) == slug(f"{tmp_path}/tiny/") == slug(f"{tmp_path}/tiny/../tiny") == "tiny"
+    (tmp_path / "..hidden").mkdir()
+    assert slug(str(tmp_path / "..hidden")) != slug("hidden")
+
+
+def test_nothing_is_left_when_nothing_was_written(tmp_path: Path) -> None:
+    root = tmp_path / "a" / "b"
+    with exclusive(root / ".onboard" / "model", waiting=nothing):
+        assert (root / ".onboard" / "model.lock").exists()
+    assert not (tmp_path / "a").exists()
+
+
+def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
+    work_dir = tmp_path / ".onboard" / "model"
+    (work_dir / "tmp").mkdir(parents=True)
+    (work_dir / "tmp" / ".modeling.py.1234").write_text("half")
+    (work_dir / "gather.json").write_text("{}")
+    with exclusive(work_dir, waiting=nothing):
+        assert not (work_dir / "tmp").exists()
+    assert os.listdir(work_dir) == ["gather.json"]
+    assert os.listdir(tmp_path / ".onboard") == ["model"]
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    work_dir = tmp_path / ".onboard" / "model"
+    waited, entered = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with exclusive(work_dir, waiting=waited.set):
+            entered.set()
+
+    thread = threading.Thread(target=second)
+    with exclusive(work_dir, waiting=nothing):
+        thread.start()
+        assert waited.wait(10)
+        assert not entered.wait(0.2)
+    assert entered.wait(10)
+    thread.join()
+    assert os.listdir(tmp_path) == []
+
+
+def test_roots_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    check_writable(tmp_path / "new" / "folder")
+    with pytest.raises(OnboardError, match="is not a folder"):
+        check_writable(tmp_path / "file")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    with pytest.raises(OnboardError, match="cannot be written"):
+        check_writable(tmp_path / "new" / "folder")

@@ -1,0 +1,62 @@
+"""Recognise attention that is written out as matmul, softmax, matmul."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx, nn
+
+from onboard.graph.attention import MaskReader, insert_attention
+from onboard.graph.context import TransformContext
+from onboard.graph.fx import nodes_of, replace_with
+from onboard.graph.patterns import Bound, Either, Op, Through, Var, aten, cast, find, is_node, is_number, rank, same_dim
+from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+
+_QUERY, _KEY, _VALUE = (Var(name, where=is_node) for name in ("query", "key", "value"))
+_PRODUCT = Op(
+    aten.matmul,
+    _QUERY,
+    Through((aten.contiguous, aten.clone), Op(aten.transpose, _KEY, Var("dim0"), Var("dim1"))),
+)
+_SCALED = Either(
+    Op(aten.mul, _PRODUCT, Var("scale", where=is_number)),
+    Op(aten.div, _PRODUCT, Var("divisor", where=is_number)),
+    _PRODUCT,
+)
+_CAP = Var("cap", where=is_number)
+_CAPPED = Either(Op(aten.mul, Op(aten.tanh, Op(aten.div, _SCALED, _CAP)), _CAP), _SCALED)
+_MASKED = Either(Op(aten.add, cast(_CAPPED), Var("mask", where=is_node)), _CAPPED)
+_WEIGHTS = Op((aten.softmax, aten._softmax), cast(_MASKED), Var("dim"))
+_PATTERN = Op(aten.matmul, cast(_WEIGHTS), _VALUE)
+
+
+@register_transform("match_eager_attention")
+class MatchEagerAttention(BaseTransform[TransformConfig]):
+    """Replace softmax(cap(scale * q k^T) + mask) v by `torch_attention` in layout bnsd."""
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        """Replace each such expression."""
+        assert isinstance(gm, fx.GraphModule)
+        masks = MaskReader(gm)
+        matches = 0
+        for node in nodes_of(gm, aten.matmul):
+            found = find(_PATTERN, node)
+            if found is None or not _is_attention(found):
+                continue
+            options = {**masks.read(found.get("mask")), "scale": _scale(found), "logit_cap": found.get("cap")}
+            inputs = (found["query"], found["key"], found["value"])
+            replace_with(node, insert_attention(gm, node, inputs, **options, layout="bnsd"))
+            matches += 1
+        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+
+
+def _is_attention(found: Bound) -> bool:
+    key: Any = found["key"]
+    if any(rank(found[name]) != 4 for name in ("query", "key", "value")):
+        return False
+    over_keys = same_dim(found["dim"], key, 3)
+    return over_keys and {found["dim0"] % 4, found["dim1"] % 4} == {2, 3}
+
+
+def _scale(found: Bound) -> float:
+    return float(found["scale"]) if "scale" in found else 1.0 / float(found.get("divisor", 1.0))

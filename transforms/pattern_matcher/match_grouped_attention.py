@@ -1,0 +1,31 @@
+"""Let attention repeat key and value heads by itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx, nn
+
+from onboard.graph.attention import ATTENTION, rewrite_attention
+from onboard.graph.context import TransformContext
+from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
+from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+
+_REPEAT = torch.ops.onboard.torch_attention_repeat_kv
+
+
+@register_transform("match_grouped_attention")
+class MatchGroupedAttention(BaseTransform[TransformConfig]):
+    """Feed `torch_attention` with the key and value heads from before `torch_attention_repeat_kv`."""
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        """Rewrite each attention call whose keys and values are repeated equally often."""
+        assert isinstance(gm, fx.GraphModule)
+        matches = 0
+        for node in nodes_of(gm, ATTENTION):
+            named = arguments(node)
+            key, value = named["key"], named["value"]
+            repeated = is_op(key, _REPEAT) and is_op(value, _REPEAT) and key.args[1] == value.args[1]
+            if repeated and named["layout"] == "bnsd":
+                replace_with(node, rewrite_attention(gm, node, key=key.args[0], value=value.args[0]))
+                matches += 1
+        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)

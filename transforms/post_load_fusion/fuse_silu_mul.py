@@ -1,0 +1,106 @@
+"""silu(gate) * up as one op, where gate and up are the halves of one tensor."""
+
+from __future__ import annotations
+
+import operator
+from typing import NamedTuple
+
+import torch
+from torch import fx, nn
+
+import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
+from onboard.graph.backends import Backend, choose_backend, fused_op
+from onboard.graph.context import TransformContext
+from onboard.graph.fx import arguments, is_op, nodes_of, only_user, replace_with
+from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.values import insert_call
+
+aten = torch.ops.aten
+
+
+class FuseSiluMulConfig(TransformConfig):
+    """Which back end to use."""
+
+    backend: Backend = "flashinfer"
+
+
+@register_transform("fuse_silu_mul")
+class FuseSiluMul(BaseTransform[FuseSiluMulConfig]):
+    """Replace `silu(first half of x) * second half of x` by `silu_and_mul(x)`, however the halves are taken."""
+
+    config_class = FuseSiluMulConfig
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        """Count one match for each product."""
+        assert isinstance(gm, fx.GraphModule)
+        found = [(node, whole) for node in nodes_of(gm, aten.mul.Tensor) if (whole := _gated(node)) is not None]
+        if found:
+            op = fused_op(choose_backend(self.config.backend, context, self.key), "silu_and_mul")
+            for node, whole in found:
+                replace_with(node, insert_call(gm, node, op, whole, like=node))
+        return gm, TransformInfo(num_matches=len(found), is_clean=not found, has_valid_shapes=True)
+
+
+class _Slice(NamedTuple):
+    """`whole[..., start:stop]`."""
+
+    whole: fx.Node
+    start: int
+    stop: int
+
+
+def _gated(product: fx.Node) -> fx.Node | None:
+    """Return the tensor whose halves are multiplied, the first one through silu."""
+    for activated, up in (product.args[:2], product.args[1::-1]):
+        if isinstance(activated, fx.Node) and is_op(activated, aten.silu) and only_user(activated) is product:
+            first, second = _slice(activated.args[0]), _slice(up)
+            if first and second and first.whole is second.whole and _are_halves(first, second):
+                return first.whole
+    return None
+
+
+def _are_halves(first: _Slice, second: _Slice) -> bool:
+    return first.start == 0 and first.stop == second.start and 2 * first.stop == second.stop == _width(first.whole)
+
+
+def _slice(node: object) -> _Slice | None:
+    """Return what a node takes from the last dimension of a tensor, None for any other node."""
+    if not isinstance(node, fx.Node):
+        return None
+    if is_op(node, operator.getitem):
+        pieces, index = node.args
+        return _piece(pieces, index) if isinstance(pieces, fx.Node) and isinstance(index, int) else None
+    if not is_op(node, aten.narrow.default, aten.slice.Tensor):
+        return None
+    values = arguments(node)
+    whole, start = values["self"], values["start"] or 0
+    if not _is_last(whole, values["dim"]) or values.get("step", 1) != 1:
+        return None
+    stop = start + values["length"] if "length" in values else values["end"]
+    return _Slice(whole, start, _width(whole) if stop is None else min(stop, _width(whole)))
+
+
+def _piece(pieces: fx.Node, index: int) -> _Slice | None:
+    """Return piece `index` of a chunk or split."""
+    if not is_op(pieces, aten.chunk, aten.split, aten.split_with_sizes):
+        return None
+    values = arguments(pieces)
+    whole = values["self"]
+    if not _is_last(whole, values["dim"]):
+        return None
+    sizes = values.get("split_sizes", values.get("split_size"))
+    if not isinstance(sizes, list | tuple):
+        each = sizes or -(-_width(whole) // values["chunks"])
+        sizes = [each] * (index + 1)
+    start = sum(sizes[:index])
+    return _Slice(whole, start, min(start + sizes[index], _width(whole)))
+
+
+def _is_last(node: fx.Node, dim: int) -> bool:
+    """Whether `dim` is the last one of a tensor whose shape is known."""
+    value = node.meta.get("val")
+    return value is not None and dim in (-1, value.ndim - 1)
+
+
+def _width(node: fx.Node) -> int:
+    return int(node.meta["val"].shape[-1])

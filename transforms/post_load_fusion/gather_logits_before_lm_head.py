@@ -1,0 +1,69 @@
+"""Logits only where they are wanted: the rows are gathered before the language-model head, not after."""
+
+from __future__ import annotations
+
+from itertools import dropwhile
+
+import torch
+from torch import fx, nn
+
+import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
+from onboard.graph.context import TransformContext
+from onboard.graph.fx import add_placeholder, arguments, is_op
+from onboard.graph.gemm_fusion import LINEARS
+from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.values import infer_value, insert_call
+
+aten = torch.ops.aten
+_POINTWISE = (
+    aten.mul,
+    aten.div,
+    aten.add,
+    aten.sub,
+    aten.neg,
+    aten.tanh,
+    aten.to,
+    aten._to_copy,
+    aten.clone,
+    aten.alias,
+)
+_LAST_DIM = (2, -1)
+
+
+@register_transform("gather_logits_before_lm_head")
+class GatherLogitsBeforeLmHead(BaseTransform[TransformConfig]):
+    """Insert `gather_logits_before_lm_head` before the last linear, and the input `logits_gather_indices`.
+
+    What follows the head (a scale, a soft cap, a cast, a cut of the vocabulary) has to work row by row.
+    """
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        """Count one match for the head; without one the fact says where the search ended."""
+        assert isinstance(gm, fx.GraphModule)
+        head = _before_pointwise(gm.graph.output_node().args[0])
+        if not is_op(head, *LINEARS):
+            context.facts.append(f"{self.key}: the logits come from {head}, not from a linear layer")
+            return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
+        assert isinstance(head, fx.Node)
+        indices = add_placeholder(gm, "logits_gather_indices", torch.zeros(2, dtype=torch.int64, device=context.device))
+        hidden = arguments(head)["input"]
+        gather = torch.ops.onboard.gather_logits_before_lm_head.default
+        head.replace_input_with(hidden, insert_call(gm, head, gather, hidden, indices, like=head))
+        for node in dropwhile(lambda node: node is not head, gm.graph.nodes):
+            if node.op == "call_function":
+                infer_value(node)
+        return gm, TransformInfo(num_matches=1, has_valid_shapes=True)
+
+
+def _before_pointwise(node: object) -> object:
+    """Follow row-by-row operations back to what they start from."""
+    while isinstance(node, fx.Node) and (is_op(node, *_POINTWISE) or _cuts_vocabulary(node)):
+        rows = [each for each in node.all_input_nodes if getattr(each.meta.get("val"), "ndim", 3) == 3]
+        if len(rows) != 1:
+            return node
+        node = rows[0]
+    return node
+
+
+def _cuts_vocabulary(node: fx.Node) -> bool:
+    return is_op(node, aten.slice, aten.narrow) and arguments(node)["dim"] in _LAST_DIM
