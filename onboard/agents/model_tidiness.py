@@ -127,20 +127,21 @@ def _ruff(source: Source, command: str, *options: str) -> str:
 
 def _header(subject: Subject) -> Outcome:
     source, spec = subject.model, subject.spec
-    header = ast.get_docstring(source.tree) or ""
+    header = " ".join((ast.get_docstring(source.tree) or "").split())
     wanted = {
-        "the version of onboard": r"onboard \d",
-        "the model": re.escape(spec.model),
-        "the source's hash": rf"\b{re.escape(spec.source_hash)}\b",
+        "the version of onboard": r"onboard \d+\.\d+",
+        "the version of its template": r"template \d+",
+        "the version of transformers": rf"transformers {re.escape(spec.transformers_version)}\b",
+        "the source's hash": rf"\b{re.escape(spec.source_hash[:16])}",
     }
     if spec.revision:
-        wanted["the revision"] = re.escape(spec.revision)
+        wanted["the checkpoint's revision"] = rf"revision {re.escape(spec.revision)}\b"
     missing = [what for what, pattern in wanted.items() if not re.search(pattern, header)]
     return Outcome(not missing, [f"{source.path}:1: the header lacks {what}" for what in missing] or [source.place(1)])
 
 
 MODEL_TIDINESS = [
-    Item("T01", "the header names the tool's version, the model and its revision, and the source's hash", _header),
+    Item("T01", "the header names the versions and the hash of the source that it was made from", _header),
     Item("T02", "no other model file is imported", _self_contained),
     Item("T03", "nothing is imported but torch, the config and onboard's ops and modeling", _allowed_imports),
     Item("T04", "the config class is reused, not copied", _config_reused),
