@@ -17,6 +17,8 @@ from onboard.errors import OnboardError
 M = TypeVar("M", bound=type[nn.Module])
 
 _MODELS: dict[str, type[nn.Module]] = {}
+_OF_FILE: dict[str, dict[str, type[nn.Module]]] = {}
+"""What each executed model file registered, by the name of its module."""
 
 
 @dataclass
@@ -35,21 +37,27 @@ def register_causal_lm(config_class: str, model_class: type[nn.Module]) -> None:
 
 
 def load_model_file(path: Path) -> None:
-    """Execute a generated model file, which registers its class; the same bytes are executed once."""
+    """Execute a generated model file, which registers its class; the same bytes are executed once.
+
+    A file of other bytes for the same config class may have been loaded in between: the one loaded last counts.
+    """
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     name = f"onboard_generated_{path.stem}_{digest}"
-    if name in sys.modules:
+    if name in _OF_FILE:
+        _MODELS.update(_OF_FILE[name])
         return
     module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module
+    before = dict(_MODELS)
     try:
         module_spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    _OF_FILE[name] = {key: value for key, value in _MODELS.items() if before.get(key) is not value}
 
 
 def registered_model(config_class: str) -> type[nn.Module]:

@@ -249,7 +249,8 @@ def judge_text(session: Session, outputs: list[list[int]], vocabulary: int) -> C
     )
     if tokenizer is None:
         return judge(outputs, held_out_nll=None, vocabulary=vocabulary, excess=None)
-    ids = tokenizer.encode(held_out_text(folder))[: session.llm.engine.capacity]
+    capacity = session.llm.engine.capacity
+    ids = tokenizer.encode(held_out_text(folder)[: 8 * capacity])[:capacity]
     return judge(
         outputs,
         held_out_nll=mean_nll(session.llm.logits(ids), ids),

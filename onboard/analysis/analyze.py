@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import ast
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,8 @@ def _classify(
     if all(norm is not None for norm in norms):
         found = next((n for n in norms if n is not None and n.parameters.get("per_head")), norms[0])
         assert found is not None
+        if found.kind == "layernorm" and _made_with_tuple(type(module)):
+            found.parameters["per_head"] = True
         return found
     if (found := probe.probe_mlp(module, model.config)) is not None:
         return found
@@ -142,6 +144,14 @@ def _classify(
     if any(name.startswith(f"{path}.") for name in attention):
         return probe.Finding("model" if "." not in path else "decoder_layer")
     return probe.Finding("other")
+
+
+def _made_with_tuple(cls: type) -> bool:
+    """Whether some config gives a norm's weight several dimensions (a weight for each head)."""
+    calls = [node for node in ast.walk(module_source(cls.__module__).tree) if isinstance(node, ast.Call)]
+    own = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id == cls.__name__]
+    arguments = [argument for node in own for argument in (*node.args, *(item.value for item in node.keywords))]
+    return any(isinstance(argument, ast.Tuple) for argument in arguments)
 
 
 def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: Any) -> probe.Finding:
@@ -208,8 +218,3 @@ def _tricky(config: PretrainedConfig, recording: Recording) -> list[str]:
     if "longrope" in str(getattr(config, "rope_parameters", None)):
         notes.append("longrope: frequencies switch for the whole batch when one position passes the original context")
     return notes
-
-
-def main_module_path(module: nn.Module) -> str:
-    """Return the file of a module's class."""
-    return str(sys.modules[type(module).__module__].__file__)

@@ -35,7 +35,7 @@ def probe_norm(module: nn.Module) -> Finding | None:
     the candidate fit even when it is large.
     """
     names = {name for name, _ in module.named_parameters()}
-    if list(module.children()) or not names <= {"weight", "bias"} or list(module.buffers()):
+    if next(module.children(), None) is not None or not names <= {"weight", "bias"} or next(module.buffers(), None) is not None:
         return None
     for eps in _float_attributes(module):
         probe = copy.deepcopy(module)
@@ -102,7 +102,7 @@ def probe_mlp(module: nn.Module, config: Any) -> Finding | None:
         return None
     width = next(iter(module.parameters())).new_empty(0)
     for activation in _activations(config):
-        act = ACT2FN[activation]
+        act: Any = ACT2FN[activation]
         for names in _orders(list(linears)):
             for hidden in {_linear(linears[names[0]])[0]}:  # type: ignore[index]
                 x = torch.randn(2, 3, hidden, generator=torch.Generator().manual_seed(11), dtype=width.dtype)

@@ -35,6 +35,14 @@ class ModuleSource:
         """Return the hash of the file's text."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
+    def is_apart(self, line: int) -> bool:
+        """Whether a blank line comes before a line and the comments above it."""
+        lines = self.text.splitlines()
+        above = line - 2
+        while above >= 0 and lines[above].lstrip().startswith("#"):
+            above -= 1
+        return line > 0 and above >= 0 and not lines[above].strip()
+
     def location(self, node: ast.AST) -> str:
         """Return `file.py:line` of a node."""
         return f"{self.path.name}:{getattr(node, 'lineno', 0)}"

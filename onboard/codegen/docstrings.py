@@ -27,7 +27,7 @@ def class_docstring(kind: str, parameters: Mapping[str, Any], name: str) -> str:
         return f"Root-mean-square norm over the last dimension{offset}."
     if kind == "mlp":
         return f"{str(parameters['mlp']).capitalize()} feed-forward network, [batch, seq, hidden] to the same."
-    return _CLASSES.get(kind, f"{name}.")
+    return _CLASSES.get(kind, f"Counterpart of the {name} of transformers.")
 
 
 def method_docstring(kind: str, method: str) -> str:

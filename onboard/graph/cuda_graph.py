@@ -22,6 +22,8 @@ class _Captured:
     graph: torch.cuda.CUDAGraph
     inputs: dict[str, torch.Tensor]
     """Where a replay reads its inputs, caches included."""
+    caches: frozenset[str]
+    """Those inputs that cannot be copied into place."""
     output: Any
 
 
@@ -62,7 +64,8 @@ class CapturedDecode(nn.Module):
             # The longest context: what a kernel decides on the host from lengths must hold for every later step.
             cache.info.set_decode_example(size, longest)
             inputs = {name: cache.args[name] for name in input_names(self.gm)}
-            self._captured[size] = _capture(self.gm, inputs, pool)
+            graph, output = _capture(self.gm, inputs, pool)
+            self._captured[size] = _Captured(graph, inputs, frozenset(cache.caches), output)
 
     def forward(self, **inputs: torch.Tensor) -> Any:
         """Run one step; inputs as the graph module's placeholders."""
@@ -85,10 +88,9 @@ class CapturedDecode(nn.Module):
     def _replay(self, captured: _Captured, inputs: dict[str, torch.Tensor], size: int) -> Any:
         sequences = inputs["input_ids"].shape[1]
         elsewhere = {name: tensor for name, tensor in inputs.items() if not _same_place(tensor, captured.inputs[name])}
-        if cache := next((name for name in elsewhere if inputs[name].ndim == 4), None):
-            raise OnboardError(
-                f"{cache} was allocated again after the decode graphs were captured", hint="Capture last"
-            )
+        if moved := captured.caches & elsewhere.keys():
+            problem = f"{min(moved)} was allocated again after the decode graphs were captured"
+            raise OnboardError(problem, hint="Compile the model last")
         for name, tensor in pad_decode(elsewhere, size).items():
             captured.inputs[name].copy_(tensor)
         captured.graph.replay()
@@ -96,7 +98,7 @@ class CapturedDecode(nn.Module):
         return pytree.tree_map_only(torch.Tensor, lambda logits: logits[:, :sequences].clone(), captured.output)
 
 
-def _capture(gm: nn.Module, inputs: dict[str, torch.Tensor], pool: Any) -> _Captured:
+def _capture(gm: nn.Module, inputs: dict[str, torch.Tensor], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -104,9 +106,14 @@ def _capture(gm: nn.Module, inputs: dict[str, torch.Tensor], pool: Any) -> _Capt
             gm(**inputs)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        output = gm(**inputs)
-    return _Captured(graph, inputs, output)
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            output = gm(**inputs)
+    except RuntimeError as error:
+        size, reason = inputs["input_ids"].shape[1], str(error).splitlines()[0]
+        problem = f"a decode step of {size} sequences cannot be captured as a CUDA graph: {reason}"
+        raise OnboardError(problem, hint="Set compile_backend to torch-simple") from error
+    return graph, output
 
 
 def _same_place(tensor: torch.Tensor, other: torch.Tensor) -> bool:

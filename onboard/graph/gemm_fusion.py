@@ -10,7 +10,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
-from onboard.graph.fx import arguments, call, is_op, nodes_of, replace_with
+from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
+from onboard.graph.values import insert_call, read_parameter
 from onboard.graph.weights import further_names, join_parameters, joined_name, tied_names
 
 aten = torch.ops.aten
@@ -68,9 +69,9 @@ def _fuse(gm: GraphModule, linears: Sequence[Node]) -> None:
     weights, biases = ([arguments(linear)[name] for linear in linears] for name in ("weight", "bias"))
     sizes = [gm.get_parameter(str(weight.target)).shape[0] for weight in weights]
     tensors = _join(gm, first, weights, biases)
-    joined = call(gm, first, first.target, arguments(first)["input"], *tensors, like=first)  # type: ignore[arg-type]
+    joined = insert_call(gm, first, first.target, arguments(first)["input"], *tensors, like=first)  # type: ignore[arg-type]
     pieces = [
-        call(gm, first, aten.narrow.default, joined, -1, start, size, like=linear)
+        insert_call(gm, first, aten.narrow.default, joined, -1, start, size, like=linear)
         for linear, start, size in zip(linears, accumulate(sizes, initial=0), sizes, strict=False)
     ]
     for linear, piece in zip(linears, pieces, strict=True):
@@ -99,7 +100,7 @@ def _fuse_swiglu(gm: GraphModule, block: Node) -> None:
     weight, bias = _join(gm, block, weights, biases)
     op = torch.ops.onboard.torch_fused_swiglu_mlp.default
     rest = (values["down_weight"], bias, values["down_bias"], values["activation"])
-    replace_with(block, call(gm, block, op, values["input"], weight, *rest, like=block))
+    replace_with(block, insert_call(gm, block, op, values["input"], weight, *rest, like=block))
     _erase_unread([*weights, *biases])
 
 
@@ -109,13 +110,12 @@ def _join(
     """Join weights, and biases when there are any (a missing one is zeros); return nodes that read the results."""
     names = [str(weight.target) for weight in weights]
     sizes = [gm.get_parameter(name).shape[0] for name in names]
-    weight = join_parameters(gm, joined_name(names), names)
-    bias = None
+    weight = join_parameters(gm, joined_name(names, dict(gm.named_parameters(remove_duplicate=False))), names)
+    bias = ""
     if any(biases):
         parts = [str(node.target) if node else size for node, size in zip(biases, sizes, strict=True)]
         bias = join_parameters(gm, weight.removesuffix("weight") + "bias", parts)
-    with gm.graph.inserting_before(before):
-        return gm.graph.get_attr(weight), gm.graph.get_attr(bias) if bias else None
+    return read_parameter(gm, before, weight), read_parameter(gm, before, bias) if bias else None
 
 
 def _erase_unread(nodes: Iterable[Node | None]) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from onboard.graph.fx import only_user
-from onboard.graph.patterns import Bound, Either, Op, Var, aten, find, is_node, rank, same_dim, same_shape
+from onboard.graph.fx import is_op, only_user
+from onboard.graph.patterns import CASTS, Bound, Either, Op, Var, aten, dtype, find, is_node, rank, same_dim, same_shape
 
 EXPLICIT = torch.ops.onboard.torch_rope_with_explicit_cos_sin.default
 INTERLEAVED = torch.ops.onboard.torch_rope_with_qk_interleaving.default
@@ -66,8 +66,18 @@ def find_rotation(node: fx.Node) -> Rotation | None:
     if found := find(_COMPLEX_ROTATION, node):
         x = found["x"]
         if rank(x) == 4 and rank(found["freqs"]) == 3 and same_shape(node, x):
-            return Rotation(COMPLEX, x, node, (found["freqs"],), found["unsqueeze_dim"])
+            return _without_casts(Rotation(COMPLEX, x, node, (found["freqs"],), found["unsqueeze_dim"]))
     return None
+
+
+def _without_casts(rotation: Rotation) -> Rotation:
+    """Absorb a cast to float32 before and the cast back after a complex rotation: the op does both."""
+    source, back = rotation.x, only_user(rotation.output)
+    if is_op(source, *CASTS) and is_op(back, *CASTS):
+        source = source.args[0]  # type: ignore[assignment]
+        if back is not None and dtype(back) == dtype(source):
+            rotation.x, rotation.output = source, back
+    return rotation
 
 
 def _half_rotation(node: fx.Node, found: Bound) -> Rotation | None:

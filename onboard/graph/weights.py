@@ -6,7 +6,7 @@ straight into its slice of the joined parameter, so that no moment needs memory 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -119,8 +119,8 @@ def join_parameters(gm: GraphModule, name: str, parts: Sequence[str | int], dim:
     return name
 
 
-def joined_name(names: Sequence[str]) -> str:
-    """Return a name for the join of `names`: their common path, then what differs, joined by underscores.
+def joined_name(names: Sequence[str], taken: Container[str] = ()) -> str:
+    """Return a name for the join of `names` that is not taken: their common path, then what differs.
 
     >>> joined_name(["layers.0.q_proj.weight", "layers.0.k_proj.weight"])
     'layers.0.q_proj_k_proj.weight'
@@ -130,7 +130,9 @@ def joined_name(names: Sequence[str]) -> str:
     while all(len(path) > shared + 2 and path[shared] == paths[0][shared] for path in paths):
         shared += 1
     middle = "_".join(part for path in paths for part in path[shared:-1]) or "joined"
-    return ".".join([*paths[0][:shared], middle, paths[0][-1]])
+    while (name := ".".join([*paths[0][:shared], middle, paths[0][-1]])) in taken:
+        middle += "_joined"
+    return name
 
 
 def move_buffers(module: nn.Module, device: torch.device) -> None:

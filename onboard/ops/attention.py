@@ -60,14 +60,15 @@ def _explicit_attention(
     sinks: Tensor | None,
     logit_cap: float | None,
 ) -> Tensor:
-    """Attention with its scores written out in float32, block of rows by block of rows; all tensors bnsd."""
+    """Attention with its scores written out in float32 or wider, block of rows by block of rows; all tensors bnsd."""
     batch, heads, sq, dim = query.shape
     kv_heads, sk = key.shape[1:3]
-    keys = key.float().transpose(2, 3)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    keys = key.to(wide).transpose(2, 3)
     block = max(1, SCORES_AT_ONCE // max(1, batch * heads * sk))
     out = query.new_empty((batch, heads, sq, value.shape[-1]))
     for start in range(0, sq, block):
-        rows = query[:, :, start : start + block].float()
+        rows = query[:, :, start : start + block].to(wide)
         # The query heads of one key head become rows of one product, so keys and values are never repeated.
         scores = (rows.reshape(batch, kv_heads, -1, dim) @ keys).view(batch, heads, -1, sk) * scale
         if logit_cap is not None:  # before the mask: tanh would make a forbidden -inf an allowed -cap
@@ -85,7 +86,10 @@ def _plain_attention(
     """Attention through PyTorch's fused kernels; all tensors bnsd."""
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(query.dtype)
-    return F.scaled_dot_product_attention(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=True)
+    grouped = query.shape[1] != key.shape[1]
+    return F.scaled_dot_product_attention(
+        query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped
+    )
 
 
 def _attention_bnsd(

@@ -24,9 +24,9 @@ def _deinterleave(x: Tensor) -> Tensor:
 def _rotate_leading(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Rotate the first `cos.shape[-1]` channels of x; cos and sin broadcast against x."""
     size = cos.shape[-1]
-    head, rest = x[..., :size], x[..., size:]
-    head = _deinterleave(head) if interleaved else head
-    return torch.cat((head * cos.to(x.dtype) + _rotate_half(head) * sin.to(x.dtype), rest), dim=-1)
+    head = _deinterleave(x[..., :size]) if interleaved else x[..., :size]
+    rotated = head * cos.to(x.dtype) + _rotate_half(head) * sin.to(x.dtype)
+    return rotated if size == x.shape[-1] else torch.cat((rotated, x[..., size:]), dim=-1)
 
 
 def _rotate_pairs(x: Tensor, freqs: Tensor) -> Tensor:

@@ -166,22 +166,23 @@ class Engine:
         sequences = [chunk.sequence for _, chunk in complete]
         rows = [row for row, _ in complete]
         wanted = logits[: len(rows)] if rows == list(range(len(rows))) else logits[rows]
+        capacity = self.capacity
         choices = sample(wanted, [each.params for each in sequences], [each.generator for each in sequences])
         for sequence, choice in zip(sequences, choices, strict=True):
             self.scheduler.append(sequence, choice.token)
             if sequence.params.logprobs is not None:
                 sequence.logprobs.append(choice.logprobs)
-            if (reason := self._finish_reason(sequence)) is not None:
+            if (reason := self._finish_reason(sequence, capacity)) is not None:
                 self.scheduler.finish(sequence, reason)
                 self._set_text(sequence)
 
-    def _finish_reason(self, sequence: Request) -> FinishReason | None:
+    def _finish_reason(self, sequence: Request, capacity: int) -> FinishReason | None:
         params, token = sequence.params, sequence.tokens[-1]
         if token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos):
             return "stop"
         if params.stop and self._stop_position(sequence) is not None:
             return "stop"
-        if len(sequence.generated) >= params.max_tokens or len(sequence.tokens) >= self.capacity:
+        if sequence.num_generated >= params.max_tokens or len(sequence.tokens) >= capacity:
             return "length"
         return None
 

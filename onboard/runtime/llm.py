@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-import yaml
-from pydantic import ValidationError
 
 from onboard.config import DType, RuntimeConfig
 from onboard.errors import UsageError
-from onboard.hub import open_source
-from onboard.registry import config_path, find_entry
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
+from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.runtime.sampling import SamplingParams
 from onboard.runtime.scheduler import FinishReason, Request, Step
 
@@ -80,16 +76,12 @@ class LLM:
         device: str = "auto",
         dtype: DType = "auto",
         world_size: int = 1,
-        config: str | Path | Mapping[str, Any] | RuntimeConfig | None = None,
+        config: ConfigLike = None,
     ) -> None:
         folder = Path.cwd() if root is None else Path(root).expanduser()
-        runtime = resolve_config(str(model), folder, config)
         overrides = {"device": device, "dtype": dtype, "world_size": world_size}
-        defaults = {"device": "auto", "dtype": "auto", "world_size": 1}
-        changed = {key: value for key, value in overrides.items() if value != defaults[key]}
-        self.runtime = _validated({**runtime.model_dump(exclude_unset=True), **changed})
-        source = open_source(self.runtime.model, revision=self.runtime.revision)
-        checkpoint = source.files() if self.runtime.skip_loading_weights else source.weights()
+        self.runtime: RuntimeConfig = resolve_config(str(model), folder, config, overrides)
+        checkpoint = find_checkpoint(self.runtime)
         self.engine: Engine = build_engine(checkpoint, self.runtime, root=folder, model=str(model))
 
     def generate(
@@ -126,39 +118,6 @@ class LLM:
         if self.engine.tokenizer is None:
             raise UsageError("the checkpoint has no tokenizer", hint="Give prompts as lists of token ids")
         return self.engine.tokenizer.encode(prompt)
-
-
-def resolve_config(
-    model: str, root: Path, config: str | Path | Mapping[str, Any] | RuntimeConfig | None = None
-) -> RuntimeConfig:
-    """Return the configuration to run `model` with: the given one, else the registered one, else the defaults."""
-    if isinstance(config, RuntimeConfig):
-        values = config.model_dump(exclude_unset=True)
-    elif isinstance(config, Mapping):
-        values = dict(config)
-    else:
-        entry = find_entry(model, root) if config is None else None
-        path = config_path(root, entry.config_id) if entry else config
-        values = _read_yaml(Path(path)) if path is not None else {}
-    return _validated({**values, "model": values.get("model") or model})
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UsageError(f"the configuration {path} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise UsageError(f"the configuration {path} is not a mapping")
-    return values
-
-
-def _validated(values: dict[str, Any]) -> RuntimeConfig:
-    try:
-        return RuntimeConfig.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"the configuration's {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

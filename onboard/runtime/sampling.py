@@ -68,7 +68,7 @@ def make_generator(params: SamplingParams, index: int) -> np.random.Generator:
     return np.random.default_rng(None if params.seed is None else [params.seed, index])
 
 
-@dataclass
+@dataclass(slots=True)
 class Choice:
     """One chosen token; `logprobs` maps token ids to log-probabilities, the chosen one and the most likely ones."""
 
@@ -88,11 +88,11 @@ def sample(
             uniform = torch.tensor([generators[i].random() for i in rows], dtype=torch.float64).to(logits.device)
             draw = _draw_filtered if filtered else _draw
             tokens[rows] = draw(logits[rows].float(), [params[i] for i in rows], uniform)
-    chosen = tokens.tolist()
-    return [
-        Choice(token, _logprobs(row, token, each.logprobs))
-        for row, token, each in zip(logits, chosen, params, strict=True)
-    ]
+    choices = [Choice(token) for token in tokens.tolist()]
+    for i, each in enumerate(params):
+        if each.logprobs is not None:
+            choices[i].logprobs = _logprobs(logits[i], choices[i].token, each.logprobs)
+    return choices
 
 
 def _column(params: Sequence[SamplingParams], name: str, like: torch.Tensor) -> torch.Tensor:
@@ -127,9 +127,7 @@ def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(cumulated, target, right=True)[:, 0].clamp_max(weights.shape[-1] - 1)
 
 
-def _logprobs(row: torch.Tensor, token: int, count: int | None) -> dict[int, float]:
-    if count is None:
-        return {}
+def _logprobs(row: torch.Tensor, token: int, count: int) -> dict[int, float]:
     logprobs = torch.log_softmax(row.float(), dim=-1)
     values, ids = logprobs.topk(min(count, len(row)))
     best = dict(zip(ids.tolist(), values.tolist(), strict=True))

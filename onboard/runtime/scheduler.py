@@ -47,12 +47,17 @@ class Request:
         return self.tokens[len(self.prompt) :]
 
     @property
+    def num_generated(self) -> int:
+        """How many tokens were generated."""
+        return len(self.tokens) - len(self.prompt)
+
+    @property
     def num_pending(self) -> int:
         """Known tokens that are not cached yet."""
         return len(self.tokens) - self.num_cached
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Chunk:
     """The next `length` uncached tokens of a sequence."""
 

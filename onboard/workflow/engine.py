@@ -1,8 +1,8 @@
 """Runs the phases of a model in order, skips those whose inputs did not change, and remembers each as it ends.
 
-Before a phase that changes files starts, the state says "running"; after it, "done" with the digests of what it left.
-So a run that was killed anywhere repeats at most the phase it was in, and a phase writes the same files each time.
-The first phase judges the input: when it fails, nothing under the root has changed.
+Before a phase changes files, the state says "running"; after it, "done" with the digests of what it left. So a run
+that was killed anywhere repeats the phase it was in, and a phase writes the same files each time. What the phases that
+judge the input write is held back until all of them have passed: bad input changes nothing under the root.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from onboard.workflow.phase import Phase, PhaseResult, RunContext, RunOptions
 from onboard.workflow.state import STATE_FILE, Artifact, PhaseRecord, RunState, current_versions, hash_inputs
 from onboard.workflow.worklog import Worklog
 
-PHASES = ("gather", "survey")
+PHASES = (
+    *("gather", "survey", "analyze", "generate", "test", "review"),
+    *("register", "run", "matrix", "cookbook"),
+)
 """The phases in order; each is a module of `onboard.workflow.phases`."""
 
 
@@ -138,22 +141,25 @@ class _Run:
         self.from_ = from_
         self.forced = fresh
         self.keep_earlier = from_ is not None
-        self.first = True
         self.input_hash = ""
         self.executing = False
+        self.judged: dict[str, tuple[PhaseRecord, PhaseOutcome]] = {}
+        context.files.held = not context.options.dry_run
 
     def run(self, phases: Sequence[Phase]) -> RunOutcome:
         """Run or skip each phase until one fails."""
         outcome = RunOutcome(self.context.model, self.context.root)
         for phase in phases:
+            if not phase.judges_input:
+                self._release()
             if phase.name == self.from_:
                 self.forced, self.keep_earlier = True, False
             result = self._step(phase)
             outcome.phases.append(result)
             self.observer.finished(result)
             if outcome.status != "done":
-                break
-            self.first = False
+                return outcome
+        self._release()
         return outcome
 
     def _step(self, phase: Phase) -> PhaseOutcome:
@@ -190,8 +196,8 @@ class _Run:
     def _execute(self, phase: Phase) -> PhaseOutcome:
         self.executing = True
         self.observer.started(phase.name)
-        if not self.first and not self.context.options.dry_run:
-            self._save(phase, PhaseRecord(status="running", input_hash=self.input_hash))
+        if not self.context.files.held:
+            self._save({phase.name: PhaseRecord(status="running", input_hash=self.input_hash)})
         result: PhaseResult = phase.run(self.context)
         return PhaseOutcome(phase.name, "done", summary=result.summary, artifacts=result.artifacts)
 
@@ -242,8 +248,8 @@ class _Run:
             )
 
     def _record(self, phase: Phase, outcome: PhaseOutcome) -> None:
-        """Remember a phase that ran. The first one leaves no trace unless it succeeded; a dry run never does."""
-        if self.context.options.dry_run or outcome.status == "interrupted" or (self.first and outcome.status != "done"):
+        """Remember a phase that ran: at once, or once all that judge the input have passed."""
+        if outcome.status == "interrupted":
             return
         record = PhaseRecord(
             status="done" if outcome.status == "done" else "failed",
@@ -253,15 +259,34 @@ class _Run:
             error=outcome.error,
             artifacts={name: self._artifact(path) for name, path in outcome.artifacts.items()},
         )
-        self._save(phase, record)
-        self.context.worklog.append(f"{phase.name}: {outcome.status} in {outcome.seconds:.1f} s", _story(outcome))
+        if self.context.files.held:
+            self.judged[phase.name] = (record, outcome)
+        else:
+            self._save({phase.name: record})
+            self._log(outcome)
+
+    def _release(self) -> None:
+        """Write what was held back. The state says "running" meanwhile, so that a half-written spec is not an edit."""
+        files = self.context.files
+        if not files.held:
+            return
+        files.held = False
+        self._save({name: PhaseRecord(status="running", input_hash="") for name in self.judged})
+        files.release()
+        self._save({name: record for name, (record, _) in self.judged.items()})
+        for _, outcome in self.judged.values():
+            self._log(outcome)
 
     def _artifact(self, path: str) -> Artifact:
         return Artifact(path=path, sha256=self.context.files.digest(self.context.root / path))
 
-    def _save(self, phase: Phase, record: PhaseRecord) -> None:
-        self.state.phases[phase.name] = record
-        self.context.files.write(self.context.artifact(STATE_FILE), self.state.text())
+    def _save(self, records: dict[str, PhaseRecord]) -> None:
+        if records and not self.context.options.dry_run:
+            self.state.phases |= records
+            self.context.files.write(self.context.artifact(STATE_FILE), self.state.text())
+
+    def _log(self, outcome: PhaseOutcome) -> None:
+        self.context.worklog.append(f"{outcome.name}: {outcome.status} in {outcome.seconds:.1f} s", _story(outcome))
 
 
 def _skipped(phase: Phase, record: PhaseRecord, why: str) -> PhaseOutcome:

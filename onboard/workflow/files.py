@@ -14,27 +14,34 @@ from onboard.errors import OnboardError
 
 @dataclass
 class FileWriter:
-    """Writes files atomically; with `dry_run` it keeps the new texts and leaves the disk alone."""
+    """Writes files atomically; with `dry_run`, or while `held`, it keeps the new texts and leaves the disk alone."""
 
     dry_run: bool = False
+    held: bool = False
     pending: dict[Path, str] = field(default_factory=dict)
-    """What a dry run would have written."""
+    """What is held, or what a dry run would have written."""
     staging: Path | None = None
     """Folder for unfinished files, on the root's file system; None: beside each file."""
 
     def write(self, path: Path, text: str) -> None:
         """Replace the content of `path` in one step; an equal file is left untouched."""
-        if self.dry_run:
+        if self.dry_run or self.held:
             self.pending[path] = text
         elif not path.exists() or path.read_bytes() != text.encode():
             write_atomically(path, text, staging=self.staging)
 
+    def release(self) -> None:
+        """Write what was held."""
+        self.held, held, self.pending = False, self.pending, {}
+        for path, text in held.items():
+            self.write(path, text)
+
     def read(self, path: Path) -> str:
-        """Return the text that `path` has, or would have in a dry run."""
+        """Return the text that `path` has, or is to have."""
         return self.pending[path] if path in self.pending else path.read_text(encoding="utf-8")
 
     def exists(self, path: Path) -> bool:
-        """Tell whether `path` is a file, or would be one in a dry run."""
+        """Tell whether `path` is a file, or is to be one."""
         return path in self.pending or path.is_file()
 
     def digest(self, path: Path) -> str | None:

@@ -100,6 +100,9 @@ class Phase(ABC):
     shared: ClassVar[frozenset[str]] = frozenset()
     """Artifacts that the runs of all models add to. Only their absence reruns the phase, which never overwrites what
     others put there."""
+    judges_input: ClassVar[bool] = False
+    """The phase may find that the model cannot be onboarded at all. Until the last such phase of a run has passed, all
+    writes are held back: bad input changes no file."""
     needs_weights: ClassVar[bool] = False
     """The phase reads the checkpoint's weights."""
 

@@ -36,6 +36,7 @@ def report_view(context: RunContext) -> dict[str, Any]:
         "test_command": found["tests"].get("command", ""),
         "review": found["review"],
         "runs": [run_view(name, run) for name, run in runs],
+        "run_facts": list(dict.fromkeys(fact for _, run in runs for fact in run.get("facts", []))),
         "full": dict(runs).get("full", {}),
         "command": found["run"].get("command", ""),
         "registration": found["registration"],

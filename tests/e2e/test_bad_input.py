@@ -86,6 +86,12 @@ BROKEN: dict[str, tuple[Break, int, str]] = {
     "rope type with code": (lambda f: edit_config(f, rope_parameters={"rope_type": "'\n\nevil()"}), 1, "cannot build"),
     "text for a number": (lambda f: edit_config(f, hidden_size="32; evil()"), 1, "cannot build"),
     "negative vocabulary": (lambda f: edit_config(f, vocab_size=-1), 1, "cannot build"),
+    "architecture with code": (
+        lambda f: edit_config(f, architectures=["LlamaForCausalLM", "x'); evil("]),
+        1,
+        "which are no names",
+    ),
+    "architectures are no list": (lambda f: edit_config(f, architectures="LlamaForCausalLM"), 1, "which are no names"),
     "encoder": (
         lambda f: edit_config(f, model_type="bert", architectures=["BertForMaskedLM"]),
         1,
@@ -95,6 +101,11 @@ BROKEN: dict[str, tuple[Break, int, str]] = {
         lambda f: edit_config(f, model_type="modernbert", architectures=None),
         1,
         "is not a",
+    ),
+    "encoder that transformers would take for a decoder": (
+        lambda f: edit_config(f, model_type="bert", architectures=["BertLMHeadModel"], is_decoder=False),
+        1,
+        "",
     ),
     "encoder-decoder": (lambda f: edit_config(f, model_type="t5", is_encoder_decoder=True), 1, "encoder-decoder"),
     "remote code": (

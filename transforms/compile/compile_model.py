@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -14,6 +14,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.cuda_graph import CapturedDecode
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
+PositiveInt = Annotated[int, Field(ge=1)]
 Backend = Literal["auto", "torch-simple", "torch-compile", "torch-cudagraph", "torch-opt"]
 
 
@@ -22,13 +23,13 @@ class CompileModelConfig(TransformConfig):
 
     backend: Backend
     """auto: the run's `compile_backend`, which is torch-cudagraph on a GPU and torch-simple elsewhere by default."""
-    cuda_graph_batch_sizes: list[int] | None = None
+    cuda_graph_batch_sizes: list[PositiveInt] | None = None
     """Decode batch sizes to capture; None: the run's `cuda_graph_config`."""
     num_batched_inputs: int | None = Field(default=None, ge=1)
     """Accepted for compatibility: the batched inputs are those that are not caches."""
     piecewise_enabled: bool = False
     """CUDA graphs for prefill and mixed batches, cut at the attention ops."""
-    piecewise_num_tokens: list[int] | None = None
+    piecewise_num_tokens: list[PositiveInt] | None = None
     """Token counts to capture piecewise; None: powers of two from 64 up to the run's `max_num_tokens`."""
 
     @model_validator(mode="after")
@@ -52,9 +53,9 @@ class CompileModel(BaseTransform[CompileModelConfig]):
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match for the compiled graph and one for each captured batch size."""
-        backend = self._backend(context)
         if self.config.piecewise_enabled:
             raise OnboardError("piecewise CUDA graphs are not available yet", hint="Set piecewise_enabled: false")
+        backend = self._backend(context)
         if self.config.num_batched_inputs is not None:
             context.facts.append("compile_model: num_batched_inputs has no effect, the graph's inputs tell")
         matches = 0

@@ -25,7 +25,7 @@ class MatchRopePattern(BaseTransform[TransformConfig]):
         """Replace each pair of rotations."""
         assert isinstance(gm, fx.GraphModule)
         candidates = nodes_of(gm, aten.add, aten.flatten, aten.reshape, aten.view)
-        rotations = [found for node in candidates if (found := find_rotation(node)) is not None]
+        rotations = [found for node in candidates if (found := find_rotation(node)) and found.output.users]
         order = {node: index for index, node in enumerate(gm.graph.nodes)}
         pairs = list(_pairs(rotations, order))
         for query, key in pairs:
@@ -48,16 +48,19 @@ def _pairs(rotations: list[Rotation], order: dict[fx.Node, int]) -> Iterator[tup
 
 def _belong_together(first: Rotation, second: Rotation, order: dict[fx.Node, int]) -> bool:
     same = (first.op, first.tables, first.unsqueeze_dim) == (second.op, second.tables, second.unsqueeze_dim)
-    last = max(order[first.output], order[second.output])
-    users = [*first.output.users, *second.output.users]
-    return same and all(order[user] > last for user in users)
+    ready = max(order[node] for node in (first.x, second.x, *first.tables))
+    # One op for both needs all inputs before anything that reads either output.
+    return same and ready < order[_first_user(first, second, order)]
+
+
+def _first_user(first: Rotation, second: Rotation, order: dict[fx.Node, int]) -> fx.Node:
+    return min((*first.output.users, *second.output.users), key=order.__getitem__)
 
 
 def _replace(gm: fx.GraphModule, query: Rotation, key: Rotation, order: dict[fx.Node, int]) -> None:
-    last = max((query.output, key.output), key=order.__getitem__)
-    tables, dim = query.tables, query.unsqueeze_dim
-    rope = call(gm, last, query.op, query.x, key.x, *tables, dim, like=last)
+    before = _first_user(query, key, order)
+    rope = call(gm, before, query.op, query.x, key.x, *query.tables, query.unsqueeze_dim, like=query.output)
     for index, rotation in enumerate((query, key)):
-        part = call(gm, last, operator.getitem, rope, index, like=last)
+        part = call(gm, before, operator.getitem, rope, index, like=rotation.output)
         rotation.output.replace_all_uses_with(part)
         part.meta["val"] = rotation.output.meta["val"]

@@ -7,13 +7,14 @@ import operator
 import torch
 from torch import fx, nn
 
-import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import fused_op
 from onboard.graph.context import TransformContext
-from onboard.graph.fx import arguments, call, is_op, nodes_of, replace_with
+from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.values import insert_call
+from onboard.ops import has_triton
 
-_BACKENDS = ("torch", "triton")
+_BACKENDS = ("torch", "triton") if has_triton() else ("torch",)
 
 
 @register_transform("fuse_add_rms_norm")
@@ -29,7 +30,7 @@ class FuseAddRMSNorm(BaseTransform[TransformConfig]):
                 if (total := _residual_sum(norm)) is not None:
                     _fuse(gm, norm, total, backend)
                     matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=not matches)
+        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
 
 
 def _residual_sum(norm: fx.Node) -> fx.Node | None:
@@ -52,8 +53,8 @@ def _like(operand: object, total: fx.Node) -> bool:
 def _fuse(gm: fx.GraphModule, norm: fx.Node, total: fx.Node, backend: str) -> None:
     values = arguments(norm)
     op = fused_op(backend, "fused_add_rmsnorm")
-    pair = call(gm, norm, op, *total.args, values["weight"], values["eps"], like=norm)
-    normed = call(gm, norm, operator.getitem, pair, 0, like=norm)
-    both = call(gm, norm, operator.getitem, pair, 1, like=total)
+    pair = insert_call(gm, norm, op, *total.args, values["weight"], values["eps"], like=norm)
+    normed = insert_call(gm, norm, operator.getitem, pair, 0, like=norm)
+    both = insert_call(gm, norm, operator.getitem, pair, 1, like=total)
     replace_with(norm, normed)
     replace_with(total, both)

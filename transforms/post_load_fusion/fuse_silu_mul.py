@@ -11,8 +11,9 @@ from torch import fx, nn
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import Backend, choose_backend, fused_op
 from onboard.graph.context import TransformContext
-from onboard.graph.fx import arguments, call, is_op, nodes_of, only_user, replace_with
+from onboard.graph.fx import arguments, is_op, nodes_of, only_user, replace_with
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.values import insert_call
 
 aten = torch.ops.aten
 
@@ -36,8 +37,8 @@ class FuseSiluMul(BaseTransform[FuseSiluMulConfig]):
         if found:
             op = fused_op(choose_backend(self.config.backend, context, self.key), "silu_and_mul")
             for node, whole in found:
-                replace_with(node, call(gm, node, op, whole, like=node))
-        return gm, TransformInfo(num_matches=len(found), is_clean=not found, has_valid_shapes=not found)
+                replace_with(node, insert_call(gm, node, op, whole, like=node))
+        return gm, TransformInfo(num_matches=len(found), is_clean=not found, has_valid_shapes=True)
 
 
 class _Slice(NamedTuple):

@@ -25,7 +25,7 @@ class FuseSwiGLU(BaseTransform[TransformConfig]):
         if choose_backend("auto", context, self.key) == "triton":
             self._use_kernels(blocks, context)
         gm.recompile()
-        return gm, TransformInfo(num_matches=len(blocks), is_clean=not joined, has_valid_shapes=not joined)
+        return gm, TransformInfo(num_matches=len(blocks), is_clean=not joined, has_valid_shapes=True)
 
     def _use_kernels(self, blocks: list[fx.Node], context: TransformContext) -> None:
         from onboard.ops.triton.silu_mul import KERNEL_ACTIVATIONS

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import dropwhile
+
 import torch
 from torch import fx, nn
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.context import TransformContext
-from onboard.graph.fx import add_placeholder, arguments, call, is_op
+from onboard.graph.fx import add_placeholder, arguments, is_op
 from onboard.graph.gemm_fusion import LINEARS
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.values import infer_value, insert_call
 
 aten = torch.ops.aten
 _POINTWISE = (
@@ -45,8 +48,11 @@ class GatherLogitsBeforeLmHead(BaseTransform[TransformConfig]):
         indices = add_placeholder(gm, "logits_gather_indices", torch.zeros(2, dtype=torch.int64, device=context.device))
         hidden = arguments(head)["input"]
         gather = torch.ops.onboard.gather_logits_before_lm_head.default
-        head.replace_input_with(hidden, call(gm, head, gather, hidden, indices, like=head))
-        return gm, TransformInfo(num_matches=1)
+        head.replace_input_with(hidden, insert_call(gm, head, gather, hidden, indices, like=head))
+        for node in dropwhile(lambda node: node is not head, gm.graph.nodes):
+            if node.op == "call_function":
+                infer_value(node)
+        return gm, TransformInfo(num_matches=1, has_valid_shapes=True)
 
 
 def _before_pointwise(node: object) -> object:

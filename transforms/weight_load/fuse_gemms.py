@@ -21,4 +21,4 @@ class FuseGemms(BaseTransform[TransformConfig]):
         """Count one match for each group of linears, or gated feed-forward block, that became one product."""
         assert isinstance(gm, GraphModule)
         matches = fuse_sibling_linears(gm, allow_other_users=False) + fuse_swiglu_gemms(gm)
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=not matches)
+        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from onboard.graph.context import TransformContext
+from onboard.graph.fx import graph_modules
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 from onboard.graph.weights import move_buffers
 
@@ -17,12 +18,15 @@ class MoveInputsToDevice(BaseTransform[TransformConfig]):
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match for each node that named another device."""
-        assert isinstance(gm, GraphModule)
         move_buffers(gm, context.device)
-        moved = [node for node in gm.graph.nodes if _names_other_device(node.kwargs.get("device"), context.device)]
+        moved = [node for _, graph in graph_modules(gm) for node in _nodes_elsewhere(graph, context.device)]
         for node in moved:
             node.kwargs = {**node.kwargs, "device": context.device}
-        return gm, TransformInfo(num_matches=len(moved), has_valid_shapes=not moved)
+        return gm, TransformInfo(num_matches=len(moved), is_clean=not moved, has_valid_shapes=not moved)
+
+
+def _nodes_elsewhere(gm: GraphModule, wanted: torch.device) -> list[Node]:
+    return [node for node in gm.graph.nodes if _names_other_device(node.kwargs.get("device"), wanted)]
 
 
 def _names_other_device(device: object, wanted: torch.device) -> bool:

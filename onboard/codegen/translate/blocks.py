@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from onboard.analysis.source import ModuleSource
 from onboard.codegen.render import render
 from onboard.codegen.translate.values import COMPLEX, Hole
 
@@ -33,17 +34,16 @@ class Recognised:
         return self.kind in NORMS and not self.parameters.get("per_head")
 
 
-def forward(recognised: Recognised, node: ast.FunctionDef) -> Routine:
-    """Return the forward of a recognised block; a norm's comes from its template, a rotary class's is rendered later."""
+def forward(recognised: Recognised, node: ast.FunctionDef, source: ModuleSource) -> Routine:
+    """Return the forward of a recognised block: a norm's from its template; a rotary class is rendered later."""
     from onboard.codegen.translate.classes import Routine
 
     inputs = [item.arg for item in node.args.args[1:]]
     if recognised.kind == "rotary":
         form = COMPLEX if recognised.parameters["style"] == COMPLEX else None
-        return Routine(node, inputs, [], Hole(0, form), 1)
+        return Routine(node, source, inputs, [], Hole(0, form), 1)
     text = render(f"model/{recognised.kind}.py.j2", x=inputs[0], **recognised.parameters)
-    return Routine(node, inputs[:1], ast.parse(f"def forward():\n{_indented(text)}").body[0].body, Hole(0), 1)  # type: ignore[attr-defined]
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines() if line.strip())
+    body = ast.parse(text).body
+    for statement in body:
+        statement.lineno = 0
+    return Routine(node, source, inputs[:1], body, Hole(0), 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import builtins
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,6 @@ from onboard.codegen.translate.values import (
     MaskMaker,
     Method,
     ModuleList,
-    Result,
     Self,
     Super,
     Untranslatable,
@@ -35,7 +33,6 @@ from onboard.codegen.translate.values import (
     attribute,
     is_static,
     residual,
-    untransposed,
 )
 
 if TYPE_CHECKING:
@@ -160,7 +157,7 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
         return Code(owner.expr, transposed=not owner.transposed)
     if attr == "contiguous" and (owner.transposed or _is_reshaped(owner.expr)):
         return owner
-    if attr == "to" and known == [None] and len(args.positional) == 1:
+    if attr == "to" and len(args.positional) == 1 and not args.keywords and _is_device(args.positional[0]):
         return owner
     if owner.transposed and (attr in _POINTWISE or (attr in _ALONG_LAST and _last_dim(args))):
         called = plain_call(attribute(owner.expr, attr), args)
@@ -168,6 +165,13 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
     if owner.transposed and attr == "view":
         attr = "reshape"  # a transposed tensor has no view of another shape
     return plain_call(attribute(residual(owner), attr), args, owner.static and args.static())
+
+
+def _is_device(value: Value) -> bool:
+    """Whether a value is no device or a tensor's: the model lies on one, so that moving changes nothing."""
+    if isinstance(value, Known):
+        return value.value is None
+    return isinstance(value, Code) and isinstance(value.expr, ast.Attribute) and value.expr.attr == "device"
 
 
 def _is_reshaped(expr: ast.expr) -> bool:
@@ -235,7 +239,7 @@ def _module_list(expr: ast.expr, args: Args) -> Value:
     match args.positional:
         case [ModuleList(made=made, expr=items)]:
             return ModuleList(made, ast.Call(expr, [items], []))
-        case [Items(items=items)] if all(isinstance(item, Instance) for item in items):
+        case [Items(items=tuple() as items)] if all(isinstance(item, Instance) for item in items):
             made = tuple(way for item in items if isinstance(item, Instance) for way in item.made)
             elements = ast.List([residual(item) for item in items], ast.Load())
             return ModuleList(made, ast.Call(expr, [elements], []))
@@ -286,8 +290,8 @@ def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
 
 def _len(expr: ast.expr, args: Args, frame: Frame) -> Value:
     match args.positional:
-        case [Items(items=items)] | [Mapping(items=items)]:
-            return Known(len(items))
+        case [Items() | Mapping() as value]:
+            return Known(len(value.items))
     return _fold(len)(expr, args, frame)
 
 
@@ -333,11 +337,3 @@ _BUILTINS: dict[Any, Callable[[ast.expr, Args, Frame], Value]] = {
     **{item: _fold(item) for item in (int, float, str, bool, max, min, abs, round, slice)},
     **{item: lambda expr, args, frame: plain_call(expr, args, args.static()) for item in (range, set, sorted, sum)},
 }
-
-
-def is_builtin(obj: object) -> bool:
-    """Whether an object is a builtin."""
-    return getattr(builtins, getattr(obj, "__name__", ""), None) is obj
-
-
-__all__ = ["Args", "Result", "call_value", "evaluate_call", "plain_call", "untransposed"]

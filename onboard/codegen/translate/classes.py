@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
-from transformers import PretrainedConfig
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.codegen.translate import blocks, cleanup, objects
@@ -59,6 +58,7 @@ class Routine:
     """A translated function: its lean parameters, its body, and what a caller gets."""
 
     node: ast.FunctionDef
+    source: ModuleSource
     parameters: list[str] = field(default_factory=list)
     body: list[ast.stmt] = field(default_factory=list)
     shape: Value = NONE
@@ -126,7 +126,7 @@ class Translator:
         self, model: nn.Module, recognised: MappingABC[str, blocks.Recognised], rope_ops: MappingABC[str, str]
     ) -> None:
         self.model = model
-        self.config: PretrainedConfig = model.config  # type: ignore[assignment]
+        self.config: Any = model.config
         self.recognised = recognised
         self.rope_ops = rope_ops
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
@@ -188,7 +188,7 @@ class Translator:
     def decide(self, node: ast.expr, test: Value, frame: Frame) -> bool:
         """Return a static condition's value in this config, the same for all modules of the class."""
         names = {**frame.source.namespace, "config": self.config}
-        modules = [m for m in self.model.modules() if frame.cls is not None and type(m) is frame.cls.cls]
+        modules: list[Any] = [m for m in self.model.modules() if frame.cls is not None and type(m) is frame.cls.cls]
         try:
             values = {
                 bool(eval(ast.unparse(residual(test)), {**names, "self": module})) for module in modules or [None]
@@ -337,7 +337,7 @@ class Translator:
             execute(node.body, frame)
         prefix = "self."
         state.attributes = {k.removeprefix(prefix): v for k, v in frame.env.values.items() if k.startswith(prefix)}
-        state.init = Routine(node, body=frame.out)
+        state.init = Routine(node, frame.source, body=frame.out)
 
     def _method(self, state: ClassState, attr: str, args: Args) -> Routine:
         """Return the translation of a method, made with the facts of all its uses."""
@@ -352,7 +352,7 @@ class Translator:
         if attr not in state.methods:
             recognised = self.recognised.get(state.cls.__name__)
             if recognised is not None and attr == "forward":
-                state.methods[attr] = blocks.forward(recognised, node)
+                state.methods[attr] = blocks.forward(recognised, node, module_source(owner.__module__))
             else:
                 frame = Frame(self, module_source(owner.__module__), "forward", state, owner)
                 frame.env.values["self"] = Self()
@@ -367,7 +367,7 @@ class Translator:
             frame.env.values[node.args.kwarg.arg] = Mapping(extra)
         if execute(node.body, frame) == RAISES:
             raise Untranslatable(f"{node.name}, which raises")
-        routine = Routine(node)
+        routine = Routine(node, frame.source)
         routine.shape, routine.holes = finish_returns(frame)
         routine.body = cleanup.clean(frame.out)
         used = cleanup.free_names(routine.body)

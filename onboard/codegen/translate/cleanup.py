@@ -85,7 +85,9 @@ def _dead_in(statement: ast.stmt, live: set[str]) -> ast.stmt | None:
             return _dead_for(statement, live)
         case ast.Return():
             live.clear()
-        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="register_buffer"), args=[ast.Constant(value=key), *_])):
+        case ast.Expr(
+            value=ast.Call(func=ast.Attribute(attr="register_buffer"), args=[ast.Constant(value=str() as key), *_])
+        ):
             if f"self.{key}" not in live:
                 return None
     live.update(places_read(statement))

@@ -14,7 +14,7 @@ from onboard.codegen.translate.classes import ClassState, Routine, Translator
 from onboard.codegen.translate.execute import execute
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.printer import print_block
-from onboard.codegen.translate.prune import prune
+from onboard.codegen.translate.prune import ReplaceAttribute, prune
 from onboard.codegen.translate.values import NONE, Code, Config, Hole, Output, Untranslatable, attribute, name, residual
 
 _SIMPLE = {"int", "float", "bool", "str"}
@@ -142,13 +142,14 @@ def _init_text(
     body = [*init.body, *(_guard(item) for item in state.guards)]
     if state is top:
         body.extend(_tied(state, translator))
-    return MethodText("__init__", f"({', '.join(parameters)}) -> None", print_block(body))
+    return MethodText("__init__", f"({', '.join(parameters)}) -> None", print_block(body, init.source))
 
 
 def _guard(condition: ast.expr) -> ast.stmt:
-    message = f"this file was generated for configs with {ast.unparse(condition)}".replace("self.config.", "").replace(
-        "self.", ""
-    )
+    """Return the assertion of a condition that the translation takes for granted."""
+    condition = ReplaceAttribute("config", name("config")).visit(deepcopy(condition))
+    text = ast.unparse(condition).replace("config.", "").replace("self.", "")
+    message = f"not covered: {text[4:]}" if text.startswith("not ") else f"covered only with {text}"
     return ast.Assert(condition, ast.Constant(message))
 
 
@@ -185,7 +186,9 @@ def _method_text(key: str, routine: Routine, translator: Translator, state: Clas
     static = any(ast.unparse(item) == "staticmethod" for item in routine.node.decorator_list)
     parameters = [f"{item}: {_tensor_annotation(item, routine, translator, state)}" for item in routine.parameters]
     head = ", ".join(([] if static else ["self"]) + parameters)
-    return MethodText(key, f"({head}) -> {_return_annotation(routine)}", print_block(routine.body), static)
+    return MethodText(
+        key, f"({head}) -> {_return_annotation(routine)}", print_block(routine.body, routine.source), static
+    )
 
 
 def _top_forward(routine: Routine) -> MethodText:
@@ -199,9 +202,9 @@ def _top_forward(routine: Routine) -> MethodText:
             if isinstance(node, ast.Return):
                 assert node.value is not None
                 node.value = ast.Call(name("CausalLMOutput"), [], [ast.keyword("logits", node.value)])
-    check = ast.parse("assert position_ids is not None").body
+    check = [ast.Assert(ast.Compare(name("position_ids"), [ast.IsNot()], [ast.Constant(None)]))]
     signature = "(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput"
-    return MethodText("forward", signature, print_block([*check, *body]))
+    return MethodText("forward", signature, print_block([*check, *body], routine.source))
 
 
 def _tensor_annotation(parameter: str, routine: Routine, translator: Translator, state: ClassState) -> str:
@@ -230,7 +233,9 @@ def _return_annotation(routine: Routine) -> str:
 
 def _function_text(key: str, routine: Routine) -> MethodText:
     parameters = [f"{item}: torch.Tensor" for item in routine.parameters]
-    return MethodText(key, f"({', '.join(parameters)}) -> {_return_annotation(routine)}", print_block(routine.body))
+    return MethodText(
+        key, f"({', '.join(parameters)}) -> {_return_annotation(routine)}", print_block(routine.body, routine.source)
+    )
 
 
 def rope_default(translator: Translator, cls: type, config_class: str) -> MethodText:
@@ -248,5 +253,5 @@ def rope_default(translator: Translator, cls: type, config_class: str) -> Method
         statement.value = residual(value)
     types = {"config": config_class, "layer_type": "str"}
     head = ", ".join(f"{item}: {types[item]}" for item in parameters)
-    body = print_block(cleanup.clean(frame.out))
+    body = print_block(cleanup.clean(frame.out), frame.source)
     return MethodText("default_parameters", f"({head}) -> tuple[torch.Tensor, float]", body, static=True)

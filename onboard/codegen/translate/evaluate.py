@@ -214,7 +214,10 @@ def binary(op: ast.operator, left: Value, right: Value) -> Value:
     if all(transposed) or (any(transposed) and any(is_static(side) for side in (left, right))):
         sides = [untransposed(side) if lies else side for side, lies in zip((left, right), transposed, strict=True)]
         return Code(ast.BinOp(residual(sides[0]), op, residual(sides[1])), transposed=True)
-    return Code(ast.BinOp(residual(left), op, residual(right)), is_static(left) and is_static(right))
+    base = residual(left)
+    if isinstance(op, ast.Pow) and isinstance(left, Known) and left.value < 0:
+        base = ast.UnaryOp(ast.USub(), residual(Known(-left.value)))  # -2 ** x would be -(2 ** x)
+    return Code(ast.BinOp(base, op, residual(right)), is_static(left) and is_static(right))
 
 
 def _unary(node: ast.UnaryOp, frame: Frame) -> Value:

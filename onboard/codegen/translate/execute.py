@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from onboard.codegen.translate.evaluate import bind_result, binary, code, evaluate, settle, truth
+from onboard.codegen.translate.evaluate import binary, bind_result, code, evaluate, settle, truth
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     COMPLEX,

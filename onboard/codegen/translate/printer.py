@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from copy import deepcopy
+
+from onboard.analysis.source import ModuleSource
 
 _INDENT = "    "
 
 
-def print_block(body: Sequence[ast.stmt], depth: int = 0) -> str:
-    """Return statements as text, indented by `depth` levels."""
+def print_block(body: Sequence[ast.stmt], source: ModuleSource | None = None, depth: int = 0) -> str:
+    """Return statements as text, indented by `depth` levels; `source` is where they come from."""
     lines: list[str] = []
-    previous: ast.stmt | None = None
-    for statement in body:
-        if previous is not None and _gap(previous, statement):
+    for index, statement in enumerate(body):
+        if index and source is not None and source.is_apart(getattr(statement, "lineno", 0)):
             lines.append("")
-        lines.append(_print(statement, depth))
-        previous = statement
+        lines.append(_print(statement, source, depth))
     return "\n".join(lines)
 
 
-def _gap(first: ast.stmt, second: ast.stmt) -> bool:
-    """Whether the source has a blank line (or a comment) between two statements."""
-    end = getattr(first, "end_lineno", None)
-    start = getattr(second, "lineno", None)
-    return end is not None and start is not None and start - end > 1
-
-
-def _print(statement: ast.stmt, depth: int) -> str:
+def _print(statement: ast.stmt, source: ModuleSource | None, depth: int) -> str:
     pad = _INDENT * depth
     match statement:
         case ast.If(test=test, body=body, orelse=orelse):
-            text = f"{pad}if {ast.unparse(test)}:\n{print_block(body, depth + 1)}"
-            return f"{text}\n{pad}else:\n{print_block(orelse, depth + 1)}" if orelse else text
+            text = f"{pad}if {ast.unparse(test)}:\n{print_block(body, source, depth + 1)}"
+            return f"{text}\n{pad}else:\n{print_block(orelse, source, depth + 1)}" if orelse else text
         case ast.For(target=target, iter=iterable, body=body):
             head = f"{pad}for {ast.unparse(target).strip('()')} in {ast.unparse(iterable)}:"
-            return f"{head}\n{print_block(body, depth + 1)}"
-    text = ast.unparse(ast.fix_missing_locations(statement))
+            return f"{head}\n{print_block(body, source, depth + 1)}"
+        case ast.Return(value=ast.Tuple(elts=items)):
+            return f"{pad}return {', '.join(map(ast.unparse, items))}"
+    text = ast.unparse(ast.fix_missing_locations(deepcopy(statement)))
     return "\n".join(pad + line for line in text.splitlines())

@@ -111,9 +111,9 @@ class ReplaceAttribute(ast.NodeTransformer):
 def _tidy_comprehensions(statement: ast.stmt) -> ast.stmt:
     """Call a comprehension's variable `_` when its element does not read it."""
     for node in ast.walk(statement):
-        if isinstance(node, ast.ListComp | ast.GeneratorExp) and isinstance(
-            target := node.generators[0].target, ast.Name
-        ):
-            if target.id not in set(cleanup.places_read(node.elt)):
-                node.generators[0].target = ast.Name("_", ast.Store())
+        if not isinstance(node, ast.ListComp | ast.GeneratorExp):
+            continue
+        target = node.generators[0].target
+        if isinstance(target, ast.Name) and target.id not in set(cleanup.places_read(node.elt)):
+            node.generators[0].target = ast.Name("_", ast.Store())
     return statement

@@ -194,8 +194,6 @@ def constant(value: Any) -> ast.expr:
         return call(name("slice"), constant(value.start), constant(value.stop), constant(value.step))
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return call(name("float"), ast.Constant(str(value)))
-    if isinstance(value, int | float) and value < 0:
-        return ast.UnaryOp(ast.USub(), ast.Constant(-value))
     if value is None or value is Ellipsis or isinstance(value, str | bytes | int | float | bool):
         return ast.Constant(value)
     raise Untranslatable(f"a constant of type {type(value).__name__}")

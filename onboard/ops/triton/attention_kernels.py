@@ -71,6 +71,46 @@ def _store_new_token(cache_ptr, new, slot, stride_page, stride_slot, channel, SI
     tl.store(place + channel, new, mask=channel < SIZE)
 
 
+@triton.jit
+def _attend_tiles(
+    peak, total, mixed, query, position, low, high, scale, table_ptr, k_ptr, v_ptr,
+    k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
+    MASKED: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
+    LOGIT_CAP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+):  # fmt: skip
+    """Take the keys low..high of a sequence into the running peak and sum of weights, and the weighted sum of values.
+
+    Without MASKED, low..high are whole tiles that every row sees.
+    """
+    channel, value_channel = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_VALUE)
+    for tile in range(low, high, BLOCK_N):
+        n = tile + tl.arange(0, BLOCK_N)
+        stored = n < high
+        page = tl.load(table_ptr + n // PAGE, mask=stored, other=0).to(tl.int64)
+        place = page * k_stride_page + (n % PAGE) * k_stride_slot
+        inside = stored[:, None] & (channel < DIM)[None, :]
+        keys = tl.load(k_ptr + place[:, None] + channel[None, :], mask=inside, other=0.0).to(query.dtype)
+        place = page * v_stride_page + (n % PAGE) * v_stride_slot
+        inside = stored[:, None] & (value_channel < VALUE_DIM)[None, :]
+        values = tl.load(v_ptr + place[:, None] + value_channel[None, :], mask=inside, other=0.0).to(query.dtype)
+        scores = _logits(tl.dot(query, tl.trans(keys), input_precision="ieee"), scale, LOGIT_CAP)
+        if MASKED:  # after the cap
+            seen = stored[None, :] & (n[None, :] <= position[:, None])
+            if WINDOW is not None:
+                seen = seen & (n[None, :] > position[:, None] - WINDOW)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        reference = new_peak
+        if MASKED:  # a row may have seen nothing yet
+            reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights = tl.exp2(scores - reference[:, None])
+        decay = tl.exp2(peak - reference)
+        total = total * decay + tl.sum(weights, 1)
+        mixed = tl.dot(weights.to(query.dtype), values, mixed * decay[:, None], input_precision="ieee")
+        peak = new_peak
+    return peak, total, mixed
+
+
 @triton.jit(do_not_specialize=["splits"])
 def attention_kernel(
     out_ptr, lse_ptr, query_ptr, key_ptr, value_ptr, cu_seqlens_ptr, kv_lens_ptr, block_table_ptr, slot_ptr,
@@ -98,7 +138,8 @@ def attention_kernel(
         return
     row = block * BLOCK_M + tl.arange(0, BLOCK_M)
     position = length - queries + row // GROUP
-    first = _first_key(length - queries + block * BLOCK_M // GROUP, WINDOW, BLOCK_N)
+    first_position = length - queries + block * BLOCK_M // GROUP
+    first = _first_key(first_position, WINDOW, BLOCK_N)
     end = tl.minimum(length, length - queries + (block * BLOCK_M + BLOCK_M - 1) // GROUP + 1)
     share = _keys_per_split(first, end, splits, BLOCK_N)
     low = first + split * share
@@ -110,10 +151,9 @@ def attention_kernel(
     head = kv_head * GROUP + row % GROUP
     real = row < queries * GROUP
     token = start + row // GROUP
-    query = tl.load(
-        query_ptr + token[:, None] * query_stride_token + head[:, None] * query_stride_head + channel[None, :],
-        mask=real[:, None] & (channel < DIM)[None, :], other=0.0,
-    ).to(DOT_TYPE)  # fmt: skip
+    query_ptr += token[:, None] * query_stride_token + head[:, None] * query_stride_head + channel[None, :]
+    query = tl.load(query_ptr, mask=real[:, None] & (channel < DIM)[None, :], other=0.0).to(DOT_TYPE)
+    table_ptr = block_table_ptr + sequence * table_stride
     k_cache_ptr += kv_head * k_stride_head
     v_cache_ptr += kv_head * v_stride_head
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -134,33 +174,19 @@ def attention_kernel(
             _store_new_token(k_cache_ptr, new_key, slot, k_stride_page, k_stride_slot, channel, DIM, PAGE)
             _store_new_token(v_cache_ptr, new_value, slot, v_stride_page, v_stride_slot, value_channel, VALUE_DIM, PAGE)
             high -= 1
-
-    for tile in range(low, high, BLOCK_N):
-        n = tile + tl.arange(0, BLOCK_N)
-        stored = n < high
-        page = tl.load(block_table_ptr + sequence * table_stride + n // PAGE, mask=stored, other=0).to(tl.int64)
-        place = page * k_stride_page + (n % PAGE) * k_stride_slot
-        keys = tl.load(
-            k_cache_ptr + place[:, None] + channel[None, :],
-            mask=stored[:, None] & (channel < DIM)[None, :], other=0.0,
+    elif WINDOW is None:
+        whole = low + tl.maximum(tl.minimum(high, first_position + 1) - low, 0) // BLOCK_N * BLOCK_N
+        peak, total, mixed = _attend_tiles(
+            peak, total, mixed, query, position, low, whole, scale, table_ptr, k_cache_ptr, v_cache_ptr,
+            k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
+            False, DIM, VALUE_DIM, PAGE, WINDOW, LOGIT_CAP, BLOCK_N, BLOCK_DIM, BLOCK_VALUE,
         )  # fmt: skip
-        place = page * v_stride_page + (n % PAGE) * v_stride_slot
-        values = tl.load(
-            v_cache_ptr + place[:, None] + value_channel[None, :],
-            mask=stored[:, None] & (value_channel < VALUE_DIM)[None, :], other=0.0,
-        )  # fmt: skip
-        products = tl.dot(query, tl.trans(keys.to(DOT_TYPE)), input_precision="ieee")
-        seen = stored[None, :] & (n[None, :] <= position[:, None])
-        if WINDOW is not None:
-            seen = seen & (n[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(seen, _logits(products, scale, LOGIT_CAP), float("-inf"))  # the cap before the mask
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # a row may see nothing of this tile
-        weights = tl.exp2(scores - reference[:, None])
-        decay = tl.exp2(peak - reference)
-        total = total * decay + tl.sum(weights, 1)
-        mixed = tl.dot(weights.to(DOT_TYPE), values.to(DOT_TYPE), mixed * decay[:, None], input_precision="ieee")
-        peak = new_peak
+        low = whole
+    peak, total, mixed = _attend_tiles(
+        peak, total, mixed, query, position, low, high, scale, table_ptr, k_cache_ptr, v_cache_ptr,
+        k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
+        True, DIM, VALUE_DIM, PAGE, WINDOW, LOGIT_CAP, BLOCK_N, BLOCK_DIM, BLOCK_VALUE,
+    )  # fmt: skip
 
     if not SPLIT:
         if HAS_SINKS:
@@ -173,10 +199,9 @@ def attention_kernel(
         target = (token * (KV_HEADS * GROUP) + head) * splits + split
         tl.store(lse_ptr + target, peak + tl.log2(total), mask=real)
     mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(
-        out_ptr + target[:, None] * VALUE_DIM + value_channel[None, :], mixed.to(out_ptr.dtype.element_ty),
-        mask=real[:, None] & (value_channel < VALUE_DIM)[None, :],
-    )  # fmt: skip
+    out_ptr += target[:, None] * VALUE_DIM + value_channel[None, :]
+    inside = real[:, None] & (value_channel < VALUE_DIM)[None, :]
+    tl.store(out_ptr, mixed.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

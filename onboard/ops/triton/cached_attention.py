@@ -39,7 +39,7 @@ class _Tiles:
 def _choose_tiles(rows: int, channels: int, dtype: torch.dtype, decode: bool) -> _Tiles:
     """Tiles that fit in the registers and the 227 KiB of shared memory of compute capability 9.0, for `rows` rows."""
     if dtype == torch.float32:  # products of float32 proper run outside the matrix units, on operands in registers
-        most_rows, keys, stages = 32, 32 if channels <= 128 else 16, 2
+        most_rows, keys, stages = 32, 16, 2
     elif channels <= 128:
         most_rows, keys, stages = 128, 64, 5 if decode else 3
     elif channels <= 256:
@@ -69,6 +69,27 @@ def _write(key: Tensor, value: Tensor, slot_mapping: Tensor, k_cache: Tensor, v_
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """How one call is dealt out to programs."""
+
+    decode: bool
+    blocks: int
+    splits: int
+    tiles: _Tiles
+
+
+def _plan(query: Tensor, v_cache: Tensor, block_table: Tensor, sequences: int, longest_query: int) -> _Plan:
+    _, kv_heads, page_size, value_dim = v_cache.shape
+    _, heads, dim = query.shape
+    decode, rows = longest_query == 1, longest_query * heads // kv_heads
+    tiles = _choose_tiles(rows, max(tile_width(dim), tile_width(value_dim)), query.dtype, decode)
+    blocks, most_keys = triton.cdiv(rows, tiles.rows), block_table.shape[1] * page_size
+    programs = blocks * kv_heads * sequences
+    splits = _choose_splits(programs, most_keys, tiles.keys, query.device) if decode else 1
+    return _Plan(decode, blocks, splits, tiles)
+
+
 @register_op(fake_cached_attention, mutates=("k_cache", "v_cache"))
 def triton_cached_attention(
     query: Tensor,
@@ -93,42 +114,36 @@ def triton_cached_attention(
     require_device(query)
     q, k, v = (last_contiguous(t)[0] for t in (query, key, value))
     (tokens, heads, dim), (kv_heads, value_dim) = q.shape, v.shape[1:]
-    page_size, group = k_cache.shape[2], heads // kv_heads
     sequences, _, longest_query, _ = batch_info_host.tolist()
-    decode, rows = longest_query == 1, longest_query * group
-    width, value_width = tile_width(dim), tile_width(value_dim)
-    tiles = _choose_tiles(rows, max(width, value_width), q.dtype, decode)
-    blocks, splits = triton.cdiv(rows, tiles.rows), 1
-    if decode:
-        programs, most_keys = blocks * kv_heads * sequences, block_table.shape[1] * page_size
-        splits = _choose_splits(programs, most_keys, tiles.keys, q.device)
-    else:
-        _write(k, v, slot_mapping, k_cache, v_cache)
+    plan = _plan(q, v_cache, block_table, sequences, longest_query)
     # Rows that no sequence owns must be zeros; a decode batch has none, it is padded with whole sequences.
-    new = q.new_empty if decode and tokens == sequences else q.new_zeros
+    new = q.new_empty if plan.decode and tokens == sequences else q.new_zeros
     out = parts = lse = new((tokens, heads, value_dim))
-    if splits > 1:
-        parts = q.new_empty((tokens, heads, splits, value_dim), dtype=torch.float32)
-        lse = q.new_empty((tokens, heads, splits), dtype=torch.float32)
+    if not plan.decode:
+        _write(k, v, slot_mapping, k_cache, v_cache)
+    if plan.splits > 1:
+        parts = q.new_empty((tokens, heads, plan.splits, value_dim), dtype=torch.float32)
+        lse = q.new_empty((tokens, heads, plan.splits), dtype=torch.float32)
     common: dict[str, Any] = {
         "VALUE_DIM": value_dim,
         "WINDOW": sliding_window,
         "HAS_SINKS": sinks is not None,
-        "BLOCK_N": tiles.keys,
-        "BLOCK_VALUE": value_width,
+        "BLOCK_N": plan.tiles.keys,
+        "BLOCK_VALUE": tile_width(value_dim),
     }
-    attention_kernel[(blocks * splits, kv_heads, sequences)](
+    attention_kernel[(plan.blocks * plan.splits, kv_heads, sequences)](
         parts, lse, q, k, v, cu_seqlens, kv_lens, block_table, slot_mapping, k_cache, v_cache, sinks,
-        dim**-0.5 if scale is None else scale, splits,
+        dim**-0.5 if scale is None else scale, plan.splits,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], block_table.stride(0),
         *k_cache.stride()[:3], *v_cache.stride()[:3],
-        GROUP=group, KV_HEADS=kv_heads, DIM=dim, PAGE=page_size, LOGIT_CAP=logit_cap, SPLIT=splits > 1, WRITE=decode,
+        GROUP=heads // kv_heads, KV_HEADS=kv_heads, DIM=dim, PAGE=k_cache.shape[2], LOGIT_CAP=logit_cap,
+        SPLIT=plan.splits > 1, WRITE=plan.decode,
         DOT_TYPE=tl.float32 if INTERPRETED else _DOT_TYPES[q.dtype],  # the interpreter has no bfloat16 product
-        BLOCK_M=tiles.rows, BLOCK_DIM=width, **common,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        BLOCK_M=plan.tiles.rows, BLOCK_DIM=tile_width(dim), **common,
+        num_warps=plan.tiles.num_warps, num_stages=plan.tiles.num_stages,
     )  # fmt: skip
-    if splits > 1:
+    if plan.splits > 1:
         combine_kernel[(sequences, heads)](
-            out, parts, lse, cu_seqlens, kv_lens, sinks, HEADS=heads, SPLITS=splits, **common
+            out, parts, lse, cu_seqlens, kv_lens, sinks, HEADS=heads, SPLITS=plan.splits, **common
         )
     return out[None]

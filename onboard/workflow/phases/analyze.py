@@ -14,6 +14,7 @@ class Analyze(Phase):
     """Config, Hugging Face source and module tree -> `spec.yaml`, which a user may edit and generate from."""
 
     name = "analyze"
+    judges_input: ClassVar[bool] = True
     editable: ClassVar[frozenset[str]] = frozenset({"spec"})
 
     def inputs(self, context: RunContext) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.gpu import device_memory, gigabytes
@@ -20,6 +20,7 @@ class Gather(Phase):
     """Everything that comes from outside: the model's files, its size, and whether it is fit to go on with."""
 
     name = "gather"
+    judges_input: ClassVar[bool] = True
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on the model's files and on the options that decide what is refused."""
@@ -78,10 +79,15 @@ def require_causal_lm(config: dict[str, Any]) -> None:
 
     if config.get("is_encoder_decoder"):
         raise OnboardError(f"{config['model_type']} is an encoder-decoder", hint="Only causal language models work")
-    architectures = config.get("architectures") or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"])]
-    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    if architectures[0] not in known and "AutoModelForCausalLM" not in _auto_map(config):
-        found = architectures[0] or f"the model type {config['model_type']}"
+    architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(str(name).isidentifier() for name in architectures):
+        raise OnboardError(
+            f"config.json has architectures {architectures!r}, which are no names", hint="Do not trust it"
+        )
+    architecture = architectures[0] if architectures else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"])
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    if architecture not in known and "AutoModelForCausalLM" not in _auto_map(config):
+        found = architecture or f"the model type {config['model_type']}"
         raise OnboardError(f"{found} is not a causal language model", hint="Only causal language models work")
 
 

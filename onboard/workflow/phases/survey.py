@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ruamel.yaml import YAML
 
@@ -22,6 +22,7 @@ class Survey(Phase):
     """The family's model file, its registry entries, its other sizes, and a plan that covers them together."""
 
     name = "survey"
+    judges_input: ClassVar[bool] = True
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on the model alone: what later phases add to the root must not make this one run again."""

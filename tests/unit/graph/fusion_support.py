@@ -51,7 +51,8 @@ def apply(
     """Apply one transform as the runner would, clean-up and shapes included."""
     cls = get_transform(key)
     context = context or context_for(Path())
-    if isinstance(gm, fx.GraphModule) and fields.pop("shapes", True):
+    shapes = fields.pop("shapes", True)
+    if isinstance(gm, fx.GraphModule) and shapes:
         propagate_shapes(gm, torch.device("cpu"))
     new, info = cls(cls.config_class(stage=transform_keys()[key], **fields)).apply(gm, context)
     if isinstance(new, fx.GraphModule) and not info.is_clean:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import random
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import fx, nn
+from torch.export import Dim
 from transformers import AutoConfig
 
 from onboard.config import RuntimeConfig
 from onboard.graph.context import TransformContext
+from onboard.graph.export import export_to_graph
 from onboard.graph.factory import ModelFactory
+from onboard.graph.fx import nodes_of
 from onboard.graph.pipeline import Pipeline, load_pipeline
+from onboard.graph.transform import BaseTransform, Stages, TransformConfig, TransformInfo
 
 TINY: dict[str, Any] = {
     "vocab_size": 97,
@@ -80,3 +86,57 @@ def rmse(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the root mean square error relative to the root mean square of `expected`."""
     error = (actual.double() - expected.double()).square().mean().sqrt()
     return float(error / expected.double().square().mean().sqrt())
+
+
+class _Given(BaseTransform[TransformConfig]):
+    """Starts a pipeline with a graph that is there already."""
+
+    key = "given"
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(TransformConfig(stage=Stages.FACTORY, requires_clean_graph=False, run_per_gm=False))
+        self.gm = gm
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        return self.gm, TransformInfo(is_clean=False, has_valid_shapes=True)
+
+
+@dataclass
+class Transformed:
+    """A module's graph after some transforms, and how often each matched."""
+
+    gm: fx.GraphModule
+    matches: dict[str, int]
+    facts: list[str]
+
+    def count(self, *targets: Any) -> int:
+        """Return how many calls of `targets` are left."""
+        return len(nodes_of(self.gm, *targets))
+
+
+def transform(
+    keys: Iterable[str], module: nn.Module, inputs: Mapping[str, torch.Tensor], **overrides: dict[str, Any]
+) -> Transformed:
+    """Export `module` (batch and sequence, the first two dimensions, dynamic) and run some transforms on the graph."""
+    dims = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in inputs}
+    wanted = set(keys) | {"cleanup_noop_slice", "cleanup_noop_add", "cleanup_input_constraints"}
+    chosen = [each for each in load_pipeline(overrides) if each.key in wanted]
+    gm = export_to_graph(module.eval(), inputs, dims, torch.device("cpu"))
+    context = TransformContext(None, RuntimeConfig(), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
+    result = Pipeline([_Given(gm), *chosen]).run(context)
+    assert isinstance(result, fx.GraphModule)
+    return Transformed(result, {entry.key: entry.num_matches for entry in context.history}, context.facts)
+
+
+def worst_error(
+    result: Transformed, module: nn.Module, make_inputs: Callable[[int, int], Mapping[str, torch.Tensor]]
+) -> float:
+    """Return the largest rmse between graph and module over several batch and sequence sizes, all inputs random."""
+    torch.manual_seed(seed := random.randrange(2**31))
+    print(f"seed {seed}")
+    errors = []
+    for batch, sequence in ((2, 11), (1, 1), (1, 9), (4, 16)):
+        inputs = make_inputs(batch, sequence)
+        with torch.no_grad():
+            errors.append(rmse(result.gm(*inputs.values()), module(**inputs)))
+    return max(errors)

@@ -9,6 +9,7 @@ import torch
 from fusion_support import apply, context_for, exported, random_state, targets
 from graph_support import rmse
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -195,6 +196,10 @@ def test_joined_name(names, expected):
     assert joined_name(names) == expected
 
 
+def test_joined_name_does_not_take_another_parameters():
+    assert joined_name(["a.gate.weight", "a.up.weight"], ["a.gate_up.weight"]) == "a.gate_up_joined.weight"
+
+
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of CPU storages that operators return and that are still alive."""
 
@@ -205,7 +210,7 @@ class LiveBytes(TorchDispatchMode):
 
     def track(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if not tensor.is_meta:
+        if not tensor.is_meta and not isinstance(tensor, FakeTensor):
             self.storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
         self.storages = {key: entry for key, entry in self.storages.items() if not entry[0].expired()}
         self.peak = max(self.peak, sum(nbytes for _, nbytes in self.storages.values()))

@@ -16,6 +16,7 @@ from onboard.errors import OnboardError
 ops = torch.ops.onboard
 
 
+@pytest.mark.slow
 def test_kernels_are_right_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_kernels.py"]
     done = subprocess.run(

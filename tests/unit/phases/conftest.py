@@ -116,6 +116,7 @@ def make_run(
     """The artifact of the run phase."""
     settings = {
         "device": device,
+        "device_name": device.upper(),
         "dtype": dtype,
         "attn_backend": "triton" if device == "cuda" else "torch",
         "compile_backend": "torch-cudagraph" if device == "cuda" else "torch-simple",
@@ -125,6 +126,7 @@ def make_run(
     }
     prompt = {
         "prompt": "How big is the <universe>? & `why`",
+        "chat": False,
         "token_ids": [1, 2, 3, 4, 5],
         "output": " Very | big\n<b>indeed</b>",
         "output_ids": [6, 7, 8, 9],
@@ -146,10 +148,17 @@ def make_run(
              "seconds": 0.01, "memory_delta": 0, "error": None},
         ],
         "facts": ["attention: torch back end on the CPU"],
-        "cuda_graphs": {"used": graphs, "batch_sizes": [1, 2] if graphs else []},
-        "agreement": {"agrees": agrees, "batch_size": 4, "tokens": 8, "differing": 0 if agrees else 3, "gap": 0.0},
+        "cuda_graphs": {"used": graphs, "replays": 9 if graphs else 0, "batch_sizes": [1, 2] if graphs else []},
+        "agreement": {
+            "agrees": agrees, "batch_size": 4, "tokens": 8, "differing": 0 if agrees else 3, "largest_gap": 0.0,
+        },
         "coherence": {"verdict": verdict, "reason": "held-out perplexity 9.1 of 128", "perplexity": 9.1},
         "log": "tiny_20260101-000000_success.log",
     }  # fmt: skip
     reduced = full | {"description": "2 of 3 layers", "settings": settings | {"num_hidden_layers": 2}}
-    return {"status": status, "config": "registry/configs/tiny.yaml", "runs": {"reduced": reduced, "full": full}}
+    return {
+        "status": status,
+        "config": "registry/configs/tiny.yaml",
+        "command": "python -m x",
+        "runs": {"reduced": reduced, "full": full},
+    }

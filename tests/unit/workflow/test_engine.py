@@ -28,6 +28,8 @@ class Workflow:
             copying("code", "spec.txt", "code.txt"),
             copying("test", "code.txt", "test.txt"),
         ]
+        for phase in self.phases[:2]:
+            phase.judges_input = True  # type: ignore[misc]
         self.phases[1].editable = frozenset({"spec.txt"})  # type: ignore[misc]
         self.recorder = Recorder()
 
@@ -50,6 +52,7 @@ class Workflow:
 
         phase = self.phases[index]
         self.phases[index] = Fake(phase.name, phase.inputs, work)
+        self.phases[index].judges_input = phase.judges_input  # type: ignore[misc]
 
 
 @pytest.fixture
@@ -106,8 +109,10 @@ def test_an_edited_spec_is_not_overwritten_unasked(workflow: Workflow) -> None:
     assert outcome.status == "failed"
     assert "spec.txt was edited" in outcome.phases[-1].error
     assert workflow.file("spec.txt").read_text() == "edited\n"
+    assert workflow.file("gather.txt").read_text() == "config\ngather\n"
     # It stays so on every further run, until the user decides.
-    assert workflow.statuses() == ["skipped", "failed"]
+    assert workflow.statuses() == ["done", "failed"]
+    workflow.run(until="gather")
     assert workflow.statuses(from_="spec") == ["skipped", "done", "done", "done"]
     assert workflow.file("spec.txt").read_text() == "other\ngather\nspec\n"
 
@@ -173,14 +178,15 @@ def test_a_failure_ends_the_run_and_is_resumed(workflow: Workflow) -> None:
     assert workflow.statuses() == ["skipped", "skipped", "done", "done"]
 
 
+@pytest.mark.parametrize("judge", [0, 1])
 @pytest.mark.parametrize("used", [False, True])
-def test_a_refused_input_leaves_no_trace(workflow: Workflow, used: bool) -> None:
+def test_a_refused_input_leaves_no_trace(workflow: Workflow, used: bool, judge: int) -> None:
     if used:
         workflow.run()
         (workflow.model / "config.json").write_text("other\n")
     before = tree(workflow.root)
     error = ConsentRequiredError("it is too large")
-    workflow.fail(0, error)
+    workflow.fail(judge, error)
     outcome = workflow.run()
     assert outcome.exception is error
     assert tree(workflow.root) == before
@@ -188,21 +194,21 @@ def test_a_refused_input_leaves_no_trace(workflow: Workflow, used: bool) -> None
 
 
 def test_a_defect_is_recorded(workflow: Workflow) -> None:
-    workflow.fail(1, ZeroDivisionError("two\nlines"))
+    workflow.fail(2, ZeroDivisionError("two\nlines"))
     outcome = workflow.run()
-    assert outcome.phases[-1].error == "internal error in spec: ZeroDivisionError: two lines"
+    assert outcome.phases[-1].error == "internal error in code: ZeroDivisionError: two lines"
     assert isinstance(outcome.exception, ZeroDivisionError)
     assert "Traceback" in workflow.file("worklog.md").read_text()
 
 
 def test_an_interrupted_phase_runs_again(workflow: Workflow) -> None:
-    sound = workflow.phases[1]
-    workflow.fail(1, KeyboardInterrupt())
+    sound = workflow.phases[2]
+    workflow.fail(2, KeyboardInterrupt())
     outcome = workflow.run()
     assert outcome.status == "interrupted"
     assert isinstance(outcome.exception, KeyboardInterrupt)
-    workflow.phases[1] = sound
-    assert workflow.statuses() == ["skipped", "done", "done", "done"]
+    workflow.phases[2] = sound
+    assert workflow.statuses() == ["skipped", "skipped", "done", "done"]
 
 
 def test_new_versions_rerun(workflow: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,153 @@
+"""`onboard run`: generate text with an onboarded model."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onboard.cli.model import Device, DTypeName
+from onboard.errors import UsageError
+
+if TYPE_CHECKING:
+    from onboard.runtime.llm import LLM, Prompt, RequestOutput
+    from onboard.runtime.sampling import SamplingParams
+
+
+def run(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, an id, or a name in the registry.")],
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Texts to go on from.", show_default="read stdin")
+    ] = None,
+    root: Annotated[
+        Path, typer.Option(help="Folder that the model was onboarded under.", show_default="here")
+    ] = Path(),
+    config: Annotated[Path | None, typer.Option(help="Configuration to use instead of the registered one.")] = None,
+    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.AUTO,
+    dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
+    token_ids: Annotated[
+        list[str] | None, typer.Option(metavar="ID,ID,...", help="A prompt as token ids; may be repeated.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate for a prompt.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0: always the most likely token.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from this share of the probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0: from all.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens less likely than this, relative to the best.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")] = False,
+    n: Annotated[int, typer.Option("-n", help="Outputs for each prompt.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Generate text with an onboarded model: all prompts in one batch, greedily unless a temperature is set."""
+    wanted = _prompts(prompts or [], token_ids or [])
+    params = _sampling_params(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        stop=stop,
+        ignore_eos=ignore_eos,
+        n=n,
+    )
+    llm = _load(model, root, config, device.value, dtype.value)
+    outputs = _generate(llm, wanted, params)
+    for fact in llm.engine.facts:
+        print(f"note: {fact}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(_document(model, llm, outputs), indent=2, ensure_ascii=False))
+    else:
+        _print_outputs(outputs)
+
+
+def _prompts(texts: list[str], token_ids: list[str]) -> list[Prompt]:
+    prompts: list[Prompt] = [*texts, *map(_parse_ids, token_ids)]
+    if not prompts and not sys.stdin.isatty() and (text := sys.stdin.read().strip("\n")):
+        prompts = [text]
+    if not prompts:
+        raise UsageError("there is no prompt", hint='Give one: onboard run MODEL "Once upon a time"')
+    return prompts
+
+
+def _parse_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--token-ids {text!r} is not a list of numbers", hint="Write it as 1,2,3") from None
+
+
+def _sampling_params(**values: Any) -> SamplingParams:
+    from pydantic import ValidationError
+
+    from onboard.runtime.sampling import SamplingParams
+
+    try:
+        return SamplingParams(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = str(first["loc"][0]).replace("_", "-")
+        raise UsageError(f"--{option} {first['input']}: {first['msg']}") from None
+
+
+def _load(model: str, root: Path, config: Path | None, device: str, dtype: str) -> LLM:
+    start = time.perf_counter()
+    with _progress(f"loading {model}", None):
+        from onboard.runtime.llm import LLM
+
+        llm = LLM(model, root=root, device=device, dtype=dtype, config=config)  # type: ignore[arg-type]
+    print(f"loaded {model} in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+    return llm
+
+
+def _generate(llm: LLM, prompts: list[Prompt], params: SamplingParams) -> list[RequestOutput]:
+    stats = llm.engine.stats
+    with _progress("generating", len(prompts) * params.n * params.max_tokens) as advance:
+        outputs = llm.generate(prompts, params, on_step=lambda _: advance(stats.generated_tokens))
+    speed = f"{stats.tokens_per_second:.1f} tokens/s"
+    print(f"{stats.generated_tokens} tokens in {stats.seconds:.1f} s ({speed})", file=sys.stderr)
+    return outputs
+
+
+@contextmanager
+def _progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show a bar (without a total: a pulse) on stderr while the block runs, on a terminal only."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda completed: progress.update(task, completed=completed)
+
+
+def _document(model: str, llm: LLM, outputs: list[RequestOutput]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "outputs": [asdict(output) for output in outputs],
+        "stats": llm.engine.stats.as_dict(),
+        "facts": llm.engine.facts,
+    }
+
+
+def _print_outputs(outputs: list[RequestOutput]) -> None:
+    """Print the texts alone; with several prompts each under its prompt. Without a tokenizer: the token ids."""
+    for output in outputs:
+        if len(outputs) > 1:
+            print(f"> {output.prompt if output.prompt is not None else _ids(output.prompt_token_ids)}")
+        for completion in output.outputs:
+            print(completion.text or _ids(completion.token_ids))
+        if len(outputs) > 1:
+            print()
+
+
+def _ids(tokens: list[int]) -> str:
+    return ",".join(map(str, tokens))

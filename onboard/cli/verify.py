@@ -1,0 +1,76 @@
+"""`onboard verify`: is the graph still the model after every transform?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onboard.cli.model import Device, DTypeName
+
+if TYPE_CHECKING:
+    from onboard.runtime.verify import Check, VerifyReport
+
+
+def verify(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, an id, or a name in the registry.")],
+    root: Annotated[
+        Path, typer.Option(help="Folder that the model was onboarded under.", show_default="here")
+    ] = Path(),
+    config: Annotated[Path | None, typer.Option(help="Configuration to use instead of the registered one.")] = None,
+    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.AUTO,
+    dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
+    compile_backend: Annotated[str, typer.Option(help="auto, torch-simple, torch-compile, torch-cudagraph.")] = "auto",
+    seed: Annotated[int | None, typer.Option(help="Of the prompts.", show_default="random")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> int:
+    """Compare an onboarded model with transformers after every transform; exit code 1 when they differ."""
+    from onboard.runtime.verify import verify_model
+
+    report = verify_model(
+        model,
+        root=root,
+        device=device.value,
+        dtype=dtype.value,
+        config=config,
+        compile_backend=compile_backend,
+        seed=seed,
+        on_check=lambda check: print(f"checked {check.transform}", file=sys.stderr, flush=True),
+    )
+    if as_json:
+        print(json.dumps(report.as_dict(), indent=2))
+    else:
+        _print_report(report)
+    return 0 if report.passed else 1
+
+
+def _print_report(report: VerifyReport) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    ways = list(dict.fromkeys(way for check in report.checks for way in check.errors))
+    table = Table(
+        Column("after", no_wrap=True), *ways, "", title=f"rmse / rmse of the logits, at most {report.tolerance:.1e}"
+    )
+    for check in report.checks:
+        verdict = "ok" if check.passes(report.tolerance) else check.exception or "differs"
+        table.add_row(check.transform, *(_cell(check, way) for way in ways), verdict)
+    console = Console(highlight=False)
+    console.print(table, markup=False)
+    lengths = ", ".join(map(str, report.prompt_lengths))
+    print(f"{report.device}, {report.dtype}, prompts of {lengths} tokens, seed {report.seed}")
+    if report.reference_error:
+        print(f"transformers itself in {report.dtype} against float32: {report.reference_error:.1e}")
+    if report.graph_replays:
+        print(f"CUDA graphs replayed: {report.graph_replays}")
+    for fact in report.facts:
+        print(f"note: {fact}")
+    failure = report.first_failure
+    print(f"FAILED: the logits leave their tolerance after {failure.transform}" if failure else "passed")
+
+
+def _cell(check: Check, way: str) -> str:
+    return f"{check.errors[way]:.1e}" if way in check.errors else ""

@@ -1,0 +1,162 @@
+"""Running a model at any point of the pipeline on given prompts, in every way that the runtime will run it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from onboard.graph.context import TransformContext
+from onboard.graph.fx import copy_graphs
+from onboard.graph.sequence import CachedSequenceInterface, SequenceInfo, input_names
+from onboard.graph.transform import get_transform
+from onboard.runtime.rope import LengthDependentRope
+
+Prompt = Sequence[int]
+CHUNK = 7
+"""Tokens of a chunk in chunked prefill: no divisor of a page or of a power of two."""
+DECODE = 8
+"""Last tokens of each prompt that decoding computes one by one."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens `start` to `end` of prompt number `prompt`."""
+
+    prompt: int
+    start: int
+    end: int
+
+
+Plan = list[list[Part]]
+"""Steps, each of which computes some parts in one forward pass."""
+
+
+def plans(prompts: Sequence[Prompt], rope: LengthDependentRope | None = None) -> dict[str, Plan]:
+    """Return the ways to compute every token of the prompts, by name; only prompts of one rotary table share steps."""
+    lengths = [len(prompt) for prompt in prompts]
+    tables: dict[int, list[list[Part]]] = {}
+    for i, length in enumerate(lengths):
+        tables.setdefault(rope.table(length) if rope else 0, []).append(_prefill_then_decode(i, length))
+    chunked = [
+        [Part(i, start, min(start + CHUNK, length))]
+        for i, length in enumerate(lengths)
+        for start in range(0, length, CHUNK)
+    ]
+    return {
+        "prefill": [[Part(i, 0, length)] for i, length in enumerate(lengths)],
+        "chunked prefill": chunked,
+        "decode": [[part] for group in tables.values() for parts in group for part in parts],
+        "batched decode": [step for group in tables.values() for step in _staggered(group)],
+    }
+
+
+def _prefill_then_decode(prompt: int, length: int) -> list[Part]:
+    first = max(length - DECODE, 1)
+    return [Part(prompt, 0, first), *(Part(prompt, at, at + 1) for at in range(first, length))]
+
+
+def _staggered(parts: Sequence[list[Part]]) -> Plan:
+    """Let each prompt join one step after the one before it, so that steps are mixed first and pure decode later."""
+    steps = max(i + len(each) for i, each in enumerate(parts))
+    return [[each[step - i] for i, each in enumerate(parts) if 0 <= step - i < len(each)] for step in range(steps)]
+
+
+@torch.inference_mode()
+def run_plain(module: nn.Module, prompts: Sequence[Prompt], context: TransformContext) -> list[torch.Tensor]:
+    """Run a model without cache on each prompt; return logits [tokens, vocabulary] float32 on the CPU.
+
+    Weights that are not loaded yet are loaded into a copy, by the code that will load them.
+    """
+    if any(parameter.is_meta for parameter in module.parameters()):
+        module = _with_weights(module, context)
+    logits = []
+    for prompt in prompts:
+        args = {
+            "input_ids": torch.tensor([list(prompt)], device=context.device),
+            "position_ids": torch.arange(len(prompt), device=context.device)[None],
+            "logits_gather_indices": torch.arange(len(prompt), device=context.device),
+        }
+        names = input_names(module) if hasattr(module, "graph") else ["input_ids", "position_ids"]
+        output = module(**{name: args[name] for name in names})
+        logits.append(getattr(output, "logits", output)[0].float().cpu())
+    return logits
+
+
+def _with_weights(module: nn.Module, context: TransformContext) -> nn.Module:
+    cls = get_transform("load_weights")
+    scratch = dataclasses.replace(context, facts=[], history=[])
+    copy, _ = cls(cls.config_class.model_validate({"stage": "weight_load"})).apply(copy_graphs(module), scratch)
+    return copy
+
+
+@torch.inference_mode()
+def run_plan(
+    gm: nn.Module,
+    cache: CachedSequenceInterface,
+    prompts: Sequence[Prompt],
+    plan: Plan,
+    rope: LengthDependentRope | None = None,
+) -> list[torch.Tensor]:
+    """Run a cached graph by a plan; return each prompt's logits [tokens, vocabulary] float32 on the CPU."""
+    lengths = [len(prompt) for prompt in prompts]
+    pages = [cache.allocator.take(-(-length // cache.info.page_size)) for length in lengths]
+    rows: list[list[torch.Tensor]] = [[] for _ in prompts]
+    try:
+        for step in plan:
+            for part, logits in zip(step, _run_step(gm, cache, prompts, step, pages, rope), strict=True):
+                rows[part.prompt].append(logits)
+    finally:
+        for owned in pages:
+            cache.allocator.give_back(owned)
+    return [torch.cat(parts) for parts in rows]
+
+
+def _run_step(
+    gm: nn.Module,
+    cache: CachedSequenceInterface,
+    prompts: Sequence[Prompt],
+    step: Sequence[Part],
+    pages: Sequence[list[int]],
+    rope: LengthDependentRope | None,
+) -> list[torch.Tensor]:
+    sizes = [part.end - part.start for part in step]
+    width = max(len(pages[part.prompt]) for part in step)
+    table = np.array([pages[part.prompt] + [0] * (width - len(pages[part.prompt])) for part in step])
+    decode = max(sizes) == 1  # every row is wanted anyway, and a captured graph takes padding rows with it
+    cache.info.set_batch(
+        np.array([token for part in step for token in prompts[part.prompt][part.start : part.end]]),
+        np.array([part.start for part in step]),
+        np.array(sizes),
+        table,
+        None if decode else np.arange(sum(sizes)),
+        rope_length=max(rope.table(len(prompts[part.prompt])) for part in step) if rope else 0,
+    )
+    logits = cache.logits(gm)[: sum(sizes)].float().cpu()
+    return list(torch.split(logits, sizes))
+
+
+def interface_for(context: TransformContext, prompts: Sequence[Prompt]) -> CachedSequenceInterface:
+    """Return the run's caches when they hold the prompts, else temporary ones of the same kinds."""
+    cache: CachedSequenceInterface = context.cache
+    needed = sum(-(-len(prompt) // cache.info.page_size) for prompt in prompts)
+    if cache.allocator.num_free >= needed:
+        return cache
+    info = cache.info
+    scratch = CachedSequenceInterface(
+        SequenceInfo(
+            max_batch_size=info.max_batch_size,
+            max_seq_len=info.max_seq_len,
+            max_num_tokens=info.max_num_tokens,
+            page_size=info.page_size,
+            device=info.device,
+        )
+    )
+    for name, resource in cache.resources.items():
+        scratch.add_cache(name, resource)
+    scratch.allocate(1 + needed)
+    return scratch

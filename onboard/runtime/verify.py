@@ -1,0 +1,219 @@
+"""Is the graph still the model? Compare its logits with transformers' own after every transform."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from onboard.config import RuntimeConfig
+from onboard.errors import UsageError
+from onboard.graph.context import TransformContext
+from onboard.graph.pipeline import Pipeline, load_pipeline
+from onboard.graph.transform import BaseTransform
+from onboard.runtime.build import make_context
+from onboard.runtime.probe import DECODE, Prompt, interface_for, plans, run_plain, run_plan
+from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
+from onboard.runtime.rope import LengthDependentRope, length_dependent_rope
+
+FLOAT32_TOLERANCE = 1e-5
+HALF_MARGIN = 2.0
+"""In half precision the graph may err this many times as much as transformers does in the same precision."""
+HALF_FLOOR = 1e-3
+
+_LENGTHS = (11, 17, 33, 48)
+_MAX_WINDOW = 1024  # longest sliding window that the longest prompt is made to exceed
+
+
+@dataclass(frozen=True)
+class Check:
+    """The errors after one transform: rmse(logits - reference) / rmse(reference), by the way of running."""
+
+    transform: str
+    errors: dict[str, float] = field(default_factory=dict)
+    exception: str | None = None
+    """What running the model raised, if it did."""
+
+    def passes(self, tolerance: float) -> bool:
+        """Tell whether everything ran and stayed within the tolerance; NaN does not."""
+        return self.exception is None and all(error <= tolerance for error in self.errors.values())
+
+
+@dataclass
+class VerifyReport:
+    """What `verify_model` found."""
+
+    model: str
+    device: str
+    dtype: str
+    seed: int
+    prompt_lengths: list[int]
+    tolerance: float
+    reference_error: float
+    """The error of transformers itself in this dtype, against itself in float32; 0 in float32."""
+    checks: list[Check] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
+    graph_replays: int = 0
+    """Forward passes that replayed a CUDA graph."""
+
+    @property
+    def first_failure(self) -> Check | None:
+        """The first transform after which the logits left their tolerance."""
+        return next((check for check in self.checks if not check.passes(self.tolerance)), None)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the graph was the model after every transform."""
+        return self.first_failure is None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything, for JSON."""
+        failure = self.first_failure
+        return {
+            **dataclasses.asdict(self),
+            "passed": self.passed,
+            "first_failure": failure.transform if failure else None,
+        }
+
+
+def verify_model(
+    model: str | Path,
+    *,
+    root: str | Path | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    config: ConfigLike = None,
+    compile_backend: str = "auto",
+    seed: int | None = None,
+    transforms: Sequence[BaseTransform[Any]] | None = None,
+    on_check: Callable[[Check], None] | None = None,
+) -> VerifyReport:
+    """Run the pipeline and check the model after every transform, on random prompts of different lengths.
+
+    Until caches are inserted that is whole prefill; from then on also chunked prefill, decode one by one, and decode
+    in a batch that prompts join at different times. Arguments as for `LLM`; `transforms` replaces the pipeline,
+    `on_check` is called after each transform.
+    """
+    folder = Path.cwd() if root is None else Path(root).expanduser()
+    overrides = {"device": device, "dtype": dtype, "compile_backend": compile_backend}
+    runtime = resolve_config(str(model), folder, config, overrides)
+    if runtime.skip_loading_weights:
+        raise UsageError("verification compares weights with transformers', and skip_loading_weights is set")
+    context = make_context(find_checkpoint(runtime), runtime, root=folder, model=str(model))
+    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
+    prompts = make_prompts(context, seed)
+    context.runtime = _roomy(context.runtime, prompts)
+    reference, reference_error = reference_logits(context, prompts)
+    report = VerifyReport(
+        model=str(model),
+        device=str(context.device),
+        dtype=str(context.dtype).removeprefix("torch."),
+        seed=seed,
+        prompt_lengths=[len(prompt) for prompt in prompts],
+        tolerance=_tolerance(context.dtype, reference_error),
+        reference_error=reference_error,
+        facts=context.facts,
+    )
+    rope = length_dependent_rope(context.factory.config.to_dict())
+
+    def observe(key: str, module: nn.Module, _: TransformContext) -> None:
+        report.checks.append(_check(key, module, context, prompts, reference, rope))
+        report.graph_replays = getattr(module, "replays", 0)
+        if on_check is not None:
+            on_check(report.checks[-1])
+
+    pipeline = Pipeline(load_pipeline(runtime.transforms) if transforms is None else transforms)
+    pipeline.run(context, observe)
+    return report
+
+
+def make_prompts(context: TransformContext, seed: int) -> list[list[int]]:
+    """Return random prompts: ragged, at most a batch, one of them longer than a sliding window of usual size."""
+    config, runtime = context.factory.config, context.runtime
+    lengths = [min(length, runtime.max_seq_len) for length in _LENGTHS[-runtime.max_batch_size :]]
+    window = getattr(config, "sliding_window", None)
+    if window and window <= _MAX_WINDOW:
+        lengths[-1] = min(max(lengths[-1], window + 2 * DECODE), runtime.max_seq_len)
+    draw = random.Random(seed)
+    return [[draw.randrange(config.vocab_size) for _ in range(length)] for length in lengths]
+
+
+def reference_logits(context: TransformContext, prompts: Sequence[Prompt]) -> tuple[list[torch.Tensor], float]:
+    """Return transformers' logits for each prompt in float32, and the error of its own run in the context's dtype.
+
+    The float32 run has the same weights: those of the checkpoint, rounded to the context's dtype.
+    """
+    rounded = _hf_logits(context, prompts, context.dtype)
+    if context.dtype == torch.float32:
+        return rounded, 0.0
+    exact = _hf_logits(context, prompts, torch.float32)
+    return exact, max(rmse_ratio(ours, theirs) for ours, theirs in zip(rounded, exact, strict=True))
+
+
+def rmse_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return rmse(actual - expected) / rmse(expected), in float64."""
+    actual, expected = actual.double(), expected.double()
+    return float((actual - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+
+
+@torch.inference_mode()
+def _hf_logits(context: TransformContext, prompts: Sequence[Prompt], dtype: torch.dtype) -> list[torch.Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        context.factory.checkpoint,
+        config=context.factory.config,
+        dtype=dtype,
+        attn_implementation="eager",
+        local_files_only=True,
+    )
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(context.dtype).to(dtype)
+    model = model.to(context.device).eval()
+    inputs = (torch.tensor([list(prompt)], device=context.device) for prompt in prompts)
+    return [model(input_ids=ids, use_cache=False).logits[0].float().cpu() for ids in inputs]
+
+
+def _check(
+    key: str,
+    module: nn.Module,
+    context: TransformContext,
+    prompts: Sequence[Prompt],
+    reference: Sequence[torch.Tensor],
+    rope: LengthDependentRope | None,
+) -> Check:
+    try:
+        logits = _run_all(module, context, prompts, rope)
+    except Exception as error:  # whatever a broken graph raises is the finding
+        return Check(key, exception=" ".join(f"{type(error).__name__}: {error}".split()))
+    errors = {
+        way: max(rmse_ratio(actual, expected) for actual, expected in zip(found, reference, strict=True))
+        for way, found in logits.items()
+    }
+    return Check(key, errors)
+
+
+def _run_all(
+    module: nn.Module, context: TransformContext, prompts: Sequence[Prompt], rope: LengthDependentRope | None
+) -> dict[str, list[torch.Tensor]]:
+    if context.cache is None or not context.cache.resources:
+        return {"prefill": run_plain(module, prompts, context)}
+    cache = interface_for(context, prompts)
+    return {way: run_plan(module, cache, prompts, plan, rope) for way, plan in plans(prompts, rope).items()}
+
+
+def _roomy(runtime: RuntimeConfig, prompts: Sequence[Prompt]) -> RuntimeConfig:
+    """Return the configuration with room for all prompts at once, in a step and in the cache."""
+    tokens = max(runtime.max_num_tokens, sum(map(len, prompts)))
+    cache = runtime.kv_cache_config.model_copy(update={"max_tokens": None})
+    return runtime.model_copy(update={"max_num_tokens": tokens, "kv_cache_config": cache})
+
+
+def _tolerance(dtype: torch.dtype, reference_error: float) -> float:
+    return FLOAT32_TOLERANCE if dtype == torch.float32 else HALF_MARGIN * reference_error + HALF_FLOOR

@@ -1,0 +1,78 @@
+"""generate: write the family's model file, once it is proven equal to Hugging Face block by block."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any, ClassVar
+
+from onboard.analysis.spec import ModelSpec
+from onboard.content import CONTENT_ROOT
+from onboard.errors import OnboardError
+from onboard.workflow.lock import WORK
+from onboard.workflow.phase import Phase, PhaseResult, RunContext
+from onboard.workflow.phases.analyze import ARTIFACT as SPEC
+
+
+class Generate(Phase):
+    """`spec.yaml` -> `models/modeling_<family>.py`, which all models of the family share."""
+
+    name = "generate"
+    shared: ClassVar[frozenset[str]] = frozenset({"model_file"})
+
+    def inputs(self, context: RunContext) -> dict[str, Any]:
+        """Depend on the spec and on the templates."""
+        folders = [folder / "templates" / "model" for folder in (CONTENT_ROOT, context.root)]
+        templates = [path for folder in folders for path in sorted(folder.glob("*.j2"))]
+        return context.digest(SPEC) | {"templates": [context.files.digest(path) for path in templates]}
+
+    def run(self, context: RunContext) -> PhaseResult:
+        """Generate, prove, write; a file that does not prove is not written."""
+        from onboard.codegen.model_file import generate_model_file
+        from onboard.codegen.prove import prove
+
+        text = generate_model_file(context.spec)
+        worst = max(proof.error for proof in prove(text, context.spec))
+        path = context.root / "models" / f"modeling_{context.spec.family}.py"
+        kept = context.files.exists(path) and same_code(context.files.read(path), text)
+        if not kept:
+            _prove_for_relatives(text, context)
+            context.files.write(path, text)
+        found = "was there already" if kept else f"{len(text.splitlines())} lines"
+        return PhaseResult({"model_file": context.relative(path)}, f"{found}, largest error of a block {worst:.1e}")
+
+
+def same_code(first: str, second: str) -> bool:
+    """Tell whether two files differ at most in comments and in the header, which names one model's revision."""
+    return _code(first) == _code(second)
+
+
+def _code(text: str) -> str | None:
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return None
+    if ast.get_docstring(tree) is not None:
+        del tree.body[0]
+    return ast.dump(tree)
+
+
+def _prove_for_relatives(text: str, context: RunContext) -> None:
+    """Prove a file that is to replace another one for the models, too, that were onboarded with the old one."""
+    from onboard.codegen.prove import prove
+
+    for relative in _relatives(context):
+        try:
+            prove(text, relative, export=False)
+        except OnboardError as error:
+            raise OnboardError(
+                f"the model file for {context.model} does not serve {relative.model}, which shares it: {error.message}",
+                hint="Onboard one of them under another --root",
+            ) from error
+
+
+def _relatives(context: RunContext) -> list[ModelSpec]:
+    """Return the specs of the other models under this root that use the same file."""
+    paths: list[Path] = sorted((context.root / WORK).glob(f"*/{SPEC}"))
+    specs = [ModelSpec.load(path) for path in paths if path.parent != context.work_dir]
+    return [spec for spec in specs if spec.family == context.spec.family]

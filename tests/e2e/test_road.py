@@ -1,0 +1,156 @@
+"""The whole road with its real phases: undisturbed, killed, two at once, from a Hub and from the cache."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import edit_config, save_checkpoint, tree
+from hub_server import HubServer, Repository
+
+from onboard.workflow.engine import PHASES
+
+# What differs between any two runs: times, seeds, and the texts that show them.
+VARYING = ("state.json", "worklog.md", "tests.json", "run.json", "report.md", "report.html", "pull_request.md")
+STAMP = re.compile(r"_\d{8}-\d{6}_")
+# A name and config values that break out of whatever they are pasted into unescaped.
+INJECTION = "x'\"\"\"); open('pwned', 'w') #{{7*7}}<script>"
+FOLDER = "tiny'\"\"\"); open('pwned', 'w') #{{7*7}}<b>"
+
+
+def command(model: str | Path, root: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "onboard", str(model), "--root", str(root), "--device", "cpu", "--json", *options]
+
+
+def start(arguments: list[str], **environment: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
+    stdout, stderr = process.communicate(timeout=600)
+    assert process.returncode == 0, stderr
+    return json.loads(stdout)  # type: ignore[no-any-return]
+
+
+def stable_tree(root: Path) -> dict[str, str]:
+    """The tree with logs under a name without time, and without the content of what shows times and seeds."""
+    found = {}
+    for name, digest in tree(root).items():
+        varies = Path(name).name in VARYING or name.endswith(".log")
+        found[STAMP.sub("_", name)] = "" if varies else digest
+    return found
+
+
+@dataclass
+class Finished:
+    """A checkpoint that was onboarded, where, and the document that the command printed."""
+
+    checkpoint: Path
+    root: Path
+    document: dict[str, Any]
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A checkpoint whose name and config try to inject code, onboarded undisturbed."""
+    folder = tmp_path_factory.mktemp("hostile")
+    checkpoint = save_checkpoint(folder / FOLDER)
+    edit_config(checkpoint, _name_or_path=INJECTION, transformers_version=INJECTION)
+    edit_config(checkpoint, **{INJECTION: INJECTION, "task_specific_params": {INJECTION: 1}})
+    began = time.monotonic()
+    document = finish(start(command(checkpoint, folder / "root")))
+    return Finished(checkpoint, folder / "root", document, time.monotonic() - began)
+
+
+def test_every_phase_is_done(hostile: Finished) -> None:
+    assert hostile.document["status"] == "done"
+    assert [(phase["name"], phase["status"]) for phase in hostile.document["phases"]] == [(n, "done") for n in PHASES]
+    for path in hostile.document["artifacts"].values():
+        assert Path(path).is_file()
+        assert Path(path).is_relative_to(hostile.root)
+
+
+def test_a_second_run_skips_everything_and_changes_nothing(hostile: Finished) -> None:
+    before = tree(hostile.root)
+    document = finish(start(command(hostile.checkpoint, hostile.root)))
+    assert {phase["status"] for phase in document["phases"]} == {"skipped"}
+    assert document["artifacts"] == hostile.document["artifacts"]
+    assert tree(hostile.root) == before
+
+
+def test_nothing_was_injected(hostile: Finished) -> None:
+    assert not list(hostile.root.rglob("pwned"))
+    assert not Path("pwned").exists()
+    for path in hostile.root.rglob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        assert not [
+            call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ("open", "exec", "eval")
+        ]
+    for path in hostile.root.rglob("*.html"):
+        text = path.read_text()
+        assert "<script>" not in text
+        assert "<b>" not in text
+    assert all("49" not in Path(path).name for path in hostile.document["artifacts"].values())
+
+
+def test_killed_at_random_moments(hostile: Finished, tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(2**31)
+    print(f"seed {seed}")
+    moments, killed = random.Random(seed), 0
+    root = tmp_path / "root"
+    while killed < 10:
+        process = start(command(hostile.checkpoint, root))
+        try:
+            process.wait(moments.uniform(0.1, hostile.seconds / 3))
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            killed += 1
+    finish(start(command(hostile.checkpoint, root)))
+    assert killed >= 3
+    assert stable_tree(root) == stable_tree(hostile.root)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    folder = save_checkpoint(tmp_path_factory.mktemp("hub") / "tiny", attention_bias=True, tie_word_embeddings=True)
+    with HubServer({"acme/tiny-1b": Repository(folder), "acme/tiny-2b": Repository(folder)}) as server:
+        yield server
+
+
+def test_a_folder_and_an_id_at_once_then_offline(hostile: Finished, hub: HubServer, tmp_path: Path) -> None:
+    """Two models of one family share a root, and nothing of either is lost."""
+    root, cache = tmp_path / "root", str(tmp_path / "hf")
+    online = {"HF_ENDPOINT": hub.url, "HF_HOME": cache}
+    processes = [
+        start(command("acme/tiny-1b", root), **online),
+        start(command(hostile.checkpoint, root)),
+    ]
+    for process in processes:
+        document = finish(process)
+        assert [phase["status"] for phase in document["phases"]] == ["done"] * len(PHASES)
+    registry = (root / "registry" / "models.yaml").read_text()
+    assert registry.count("- name:") == 2
+    assert registry.count("acme/tiny-1b") == 1
+    survey = json.loads((root / ".onboard" / "acme--tiny-1b" / "survey.json").read_text())
+    assert survey["siblings"] == ["acme/tiny-2b"]
+    assert hub.downloads() >= {"config.json", "tokenizer.json", "model.safetensors"}
+    hub.requests.clear()
+    offline = finish(start(command("acme/tiny-1b", root, "--offline", "--fresh", "--until", "generate"), **online))
+    assert [phase["status"] for phase in offline["phases"]] == ["done"] * 4
+    assert hub.requests == []

@@ -1,0 +1,121 @@
+"""Fusions on the triton back end. Run by test_fuse_triton.py in a process with TRITON_INTERPRET=1."""
+
+import random
+
+import pytest
+import torch
+from fusion_support import apply, exported, random_state, targets
+from graph_support import rmse
+from torch import nn
+from torch.nn import functional as F
+
+from onboard.graph.context import TransformContext
+from onboard.graph.weights import move_buffers
+
+ops = torch.ops.onboard
+
+
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+
+    def forward(self, x):
+        return ops.torch_rmsnorm(x, self.weight, 1e-5)
+
+
+class Layer(nn.Module):
+    """Norms, q and k with a rotation, a matched and an unmatched gated block."""
+
+    def __init__(self, activation: str, unsqueeze_dim: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(Norm() for _ in range(2))
+        self.q, self.k = nn.Linear(16, 16), nn.Linear(16, 8)
+        self.gate, self.up, self.down = nn.Linear(16, 12), nn.Linear(16, 12), nn.Linear(12, 16)
+        self.gate_up = nn.Linear(16, 24)
+        self.register_buffer("angles", torch.randn(64, 8), persistent=False)
+        self.activation, self.unsqueeze_dim = activation, unsqueeze_dim
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        angles = self.angles[:length][None].expand(batch, length, 8)
+        hidden = self.norms[0](x)
+        q, k = self.q(hidden).view(batch, length, 2, 8), self.k(hidden).view(batch, length, 1, 8)
+        q, k = (t if self.unsqueeze_dim == 2 else t.transpose(1, 2) for t in (q, k))
+        q, k = ops.torch_rope_with_explicit_cos_sin(q, k, angles.cos(), angles.sin(), self.unsqueeze_dim)
+        q, k = (t if self.unsqueeze_dim == 2 else t.transpose(1, 2) for t in (q, k))
+        x = x + (q * k).flatten(2)
+        hidden = self.norms[1](x)
+        gate, up, down = self.gate, self.up, self.down
+        mlp = ops.torch_swiglu_mlp(
+            hidden, gate.weight, up.weight, down.weight, gate.bias, up.bias, down.bias, self.activation
+        )
+        first, second = self.gate_up(x + mlp).chunk(2, -1)
+        return F.silu(first) * second
+
+
+@pytest.fixture
+def on_gpu(tmp_path) -> TransformContext:
+    """A context that asks for the GPU's back ends; the interpreter runs them here."""
+    from fusion_support import context_for
+
+    context = context_for(tmp_path)
+    context.device = torch.device("cuda")
+    return context
+
+
+def _case(activation: str = "gelu", unsqueeze_dim: int = 2):
+    model = Layer(activation, unsqueeze_dim)
+    model.load_state_dict(random_state(model, random.randrange(10**6)), strict=False)
+    x = torch.randn(2, 3, 16)
+    gm = exported(model, 2, 3, 16, device="cpu")
+    move_buffers(gm, torch.device("cpu"))
+    return gm, x, model(x).detach()
+
+
+EXPECTED = {
+    "fuse_rmsnorm": (2, "triton_rmsnorm"),
+    "fuse_add_rms_norm": (1, "triton_fused_add_rmsnorm"),
+    "fuse_swiglu": (1, "triton_fused_swiglu_mlp"),
+    "fuse_silu_mul": (1, "triton_silu_and_mul"),
+    "optimize_rope": (1, "triton_rope_cached"),
+}
+
+
+def test_every_fusion_uses_its_kernel_and_keeps_the_result(on_gpu):
+    gm, x, expected = _case()
+    apply("fuse_gemms", gm)
+    for key, (matches, op) in EXPECTED.items():
+        fields = {"rmsnorm_backend": "triton"} if key == "fuse_rmsnorm" else {}
+        fields |= {"backend": "triton"} if key == "fuse_silu_mul" else {}
+        gm, info, _ = apply(key, gm, on_gpu, shapes=key == "fuse_rmsnorm", **fields)
+        assert info.num_matches == matches, key
+        assert f"onboard.{op}.default" in targets(gm)
+        assert rmse(gm(x), expected) <= 1e-6, key
+    assert not any("torch_" in target for target in targets(gm))
+    assert not on_gpu.facts
+
+
+def test_a_rotation_in_another_layout_stays_and_is_a_fact(on_gpu):
+    gm, x, expected = _case(unsqueeze_dim=1)
+    gm, info, _ = apply("optimize_rope", gm, on_gpu)
+    assert info.num_matches == 0
+    assert "1 rotations have no fused kernel" in on_gpu.facts[0]
+    assert rmse(gm(x), expected) <= 1e-6
+
+
+def test_an_activation_without_a_kernel_stays_on_torch_and_is_a_fact(on_gpu):
+    gm, x, expected = _case(activation="tanh")
+    gm, info, _ = apply("fuse_swiglu", gm, on_gpu)
+    assert info.num_matches == 1
+    assert "onboard.torch_fused_swiglu_mlp.default" in targets(gm)
+    assert on_gpu.facts == ["fuse_swiglu: activation tanh has no kernel, torch is used"]
+    assert rmse(gm(x), expected) <= 1e-6
+
+
+def test_an_explicit_triton_back_end_is_used_where_it_runs():
+    gm, x, expected = _case()
+    gm, _, context = apply("fuse_rmsnorm", gm, rmsnorm_backend="triton")
+    assert not context.facts
+    assert targets(gm).count("onboard.triton_rmsnorm.default") == 2
+    assert rmse(gm(x), expected) <= 1e-6

@@ -1,0 +1,111 @@
+"""Norms get their back end's op; a residual addition joins the norm after it."""
+
+import random
+
+import pytest
+import torch
+from fusion_support import apply, exported, random_state, targets
+from graph_support import rmse
+from torch import nn
+
+import onboard.ops  # noqa: F401
+
+
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        return torch.ops.onboard.torch_rmsnorm(x, self.weight, 1e-5)
+
+
+class Residual(nn.Module):
+    """Two residual additions, each used again after its norm; the first norm has no addition before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(Norm() for _ in range(3))
+        self.mix = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x):
+        x = x + self.mix[0](self.norms[0](x))
+        x = x + self.mix[1](self.norms[1](x))
+        return self.norms[2](x)
+
+
+class Several(nn.Module):
+    """Additions that are no residual: a broadcast, a scaled one, a promoted one, one that is read before its norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(Norm() for _ in range(4))
+
+    def forward(self, x):
+        a = self.norms[0](x + self.norms[0].weight)
+        b = self.norms[1](torch.add(x, a, alpha=2))
+        c = self.norms[2](a.double() + b)
+        total = x + b
+        early = total.tanh()
+        return self.norms[3](total) + early + c
+
+
+def _case(model):
+    model.load_state_dict(random_state(model, random.randrange(10**6)))
+    x = torch.randn(2, 3, 8)
+    return exported(model, 2, 3, 8, device="cpu"), x, model(x).detach()
+
+
+@pytest.mark.parametrize(("backend", "facts"), [("torch", 0), ("auto", 0), ("flashinfer", 1), ("triton", 1)])
+def test_every_norm_is_matched_and_a_missing_back_end_is_a_fact(backend, facts):
+    gm, x, expected = _case(Residual())
+    gm, info, context = apply("fuse_rmsnorm", gm, rmsnorm_backend=backend)
+    assert info.num_matches == 3
+    assert len(context.facts) == facts
+    assert targets(gm).count("onboard.torch_rmsnorm.default") == 3
+    assert rmse(gm(x), expected) <= 1e-6
+
+
+def test_fields_have_the_documented_defaults():
+    from onboard.graph.transform import get_transform
+
+    fields = get_transform("fuse_rmsnorm").config_class(stage="post_load_fusion")
+    assert (fields.rmsnorm_backend, fields.gated_rmsnorm_backend) == ("flashinfer", "triton")
+    assert get_transform("fuse_silu_mul").config_class(stage="post_load_fusion").backend == "flashinfer"
+
+
+def test_residual_additions_join_their_norms():
+    gm, x, expected = _case(Residual())
+    gm, info, _ = apply("fuse_add_rms_norm", gm)
+    assert info.num_matches == 2
+    assert targets(gm).count("onboard.torch_fused_add_rmsnorm.default") == 2
+    assert targets(gm).count("add.Tensor") == 0
+    assert rmse(gm(x), expected) <= 1e-6
+
+
+def test_other_additions_stay():
+    gm, x, expected = _case(Several())
+    before = targets(gm)
+    gm, info, _ = apply("fuse_add_rms_norm", gm)
+    assert info.num_matches == 0
+    assert targets(gm) == before
+    assert rmse(gm(x), expected) <= 1e-6
+
+
+class ComputedWeight(nn.Module):
+    """A norm whose weight is computed after the addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        total = x + x.tanh()
+        return total * torch.ops.onboard.torch_rmsnorm(total, 1.0 + self.weight, 1e-5)
+
+
+def test_a_computed_weight_is_read_where_it_is_known():
+    gm, x, expected = _case(ComputedWeight())
+    gm, info, _ = apply("fuse_add_rms_norm", gm)
+    assert info.num_matches == 1
+    assert rmse(gm(x), expected) <= 1e-6

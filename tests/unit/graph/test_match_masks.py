@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from graph_support import transform
+from torch import Tensor, nn
+
+from onboard.graph.masks import MaskForm, mask_form
+
+
+class _Mask(nn.Module):
+    def __init__(self, formula: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.formula = formula
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        return self.formula(input_ids, position_ids)
+
+
+def _distance(position_ids: Tensor) -> Tensor:
+    return (position_ids[:, :, None] - position_ids[:, None, :])[:, None]
+
+
+def _additive(allowed: Tensor) -> Tensor:
+    return torch.where(allowed, torch.tensor(0.0), torch.finfo(torch.float32).min)
+
+
+def _band(window: int) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda _, positions: (_distance(positions) >= 0) & (_distance(positions) < window)
+
+
+def _triangle(input_ids: Tensor, position_ids: Tensor) -> Tensor:
+    sequence = input_ids.shape[1]
+    return torch.ones(sequence, sequence, dtype=torch.bool).tril()[None, None]
+
+
+def _chunks(size: int) -> Callable[[Tensor, Tensor], Tensor]:
+    def formula(_: Tensor, positions: Tensor) -> Tensor:
+        chunk = positions // size
+        return (_distance(positions) >= 0) & (chunk[:, :, None] == chunk[:, None, :])[:, None]
+
+    return formula
+
+
+FORMS: list[tuple[str, Callable[[Tensor, Tensor], Tensor], MaskForm | None]] = [
+    ("causal", lambda _, p: _distance(p) >= 0, MaskForm(True)),
+    ("causal, from sizes", _triangle, MaskForm(True)),
+    ("causal, additive", lambda _, p: _additive(_distance(p) >= 0), MaskForm(True)),
+    ("causal, expanded over heads", lambda _, p: (_distance(p) >= 0).expand(-1, 4, -1, -1), MaskForm(True)),
+    ("everything", lambda _, p: _distance(p) < 10**6, MaskForm(False)),
+    ("window shorter than the probes", _band(5), MaskForm(True, 5)),
+    ("window between the probes", _band(30), MaskForm(True, 30)),
+    ("window longer than the probes", _band(4096), MaskForm(True, 4096)),
+    ("window with its bound inside", lambda _, p: (_distance(p) >= 0) & (_distance(p) <= 4096), MaskForm(True, 4097)),
+    ("two windows", lambda i, p: _band(4096)(i, p) & _band(512)(i, p), MaskForm(True, 512)),
+    ("short chunks", _chunks(7), None),
+    ("long chunks", _chunks(8192), None),
+    ("not causal", lambda _, p: _distance(p) <= 0, None),
+    ("padding", lambda i, p: (_distance(p) >= 0) & (i > 3)[:, None, None], None),
+    ("bias", lambda _, p: _distance(p).float() * -0.1, None),
+    ("heads that differ", lambda _, p: (_distance(p) >= 0) & (torch.arange(4).view(1, 4, 1, 1) != 2), None),
+]
+
+
+@pytest.mark.parametrize(("formula", "form"), [pytest.param(*case[1:], id=case[0]) for case in FORMS])
+def test_masks_are_known_by_what_they_allow(formula: Callable[[Tensor, Tensor], Tensor], form: MaskForm | None) -> None:
+    ids = torch.zeros(3, 11, dtype=torch.int64)
+    inputs = {"input_ids": ids, "position_ids": torch.arange(11).expand(3, 11).contiguous()}
+    gm = transform([], _Mask(formula), inputs).gm
+    mask = gm.graph.output_node().args[0]
+
+    assert isinstance(mask, torch.fx.Node)
+    assert mask_form(gm, mask) == form

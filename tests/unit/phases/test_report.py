@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from onboard.workflow.phase import RunContext
+from onboard.workflow.phases.cookbook import Cookbook
+from onboard.workflow.phases.matrix import Matrix
+from onboard.workflow.phases.register import Register
+from onboard.workflow.phases.report import Report
+from onboard.workflow.report_view import error_position, ranges, short_count, size
+
+from .conftest import ContextFactory, make_run
+
+HOSTILE = '</pre><script>alert("x")</script>\n| ``` & <img src=https://evil.example/x>'
+VOID = {"meta", "br", "input", "img"}
+
+
+class Page(HTMLParser):
+    """Checks that tags close in order; collects tags, text and what the page would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name == "href"]
+        self.fetched += [value or "" for name, value in attrs if name in ("src", "srcset", "data")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag, f"</{tag}> does not close the last tag, after {self.text[-80:]!r}"
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def _page(text: str) -> Page:
+    page = Page()
+    page.feed(text)
+    page.close()
+    assert not page.open
+    return page
+
+
+def _tests() -> dict[str, Any]:
+    base = {"status": "passed", "error": 1e-7, "tolerance": 1e-5, "seconds": 0.1, "message": "", "device": "cpu"}
+    tests = [
+        base | {"name": "test_block[mlp]", "level": "block", "block": "mlp"},
+        base | {"name": "test_full_model", "level": "full_model", "block": "", "error": 0.0},
+        base | {"name": "test_gpu", "level": "gpu", "block": "", "status": "skipped", "error": None, "tolerance": None},
+    ]
+    return {"command": "ONBOARD_SEED=1 python -m pytest x.py", "output": "3 passed", "tests": tests}
+
+
+def _finished(context: RunContext, **run: Any) -> RunContext:
+    Register().run(context)
+    context.write_json("run.json", make_run() | run)
+    context.write_json("tests.json", _tests())
+    items = [{"id": "C1", "title": "canonical ops", "passed": True, "evidence": [], "verdict": "PASS"}]
+    context.write_json("review.json", {"verdict": "PASS", "items": items})
+    context.write_json("survey.json", {"plan": "write models/modeling_llama.py", "missing": ["org/big"]})
+    context.write_json("gather.json", {"bytes": 400_000})
+    Matrix().run(context)
+    Cookbook().run(context)
+    Report().run(context)
+    return context
+
+
+def _html(context: RunContext) -> str:
+    return context.artifact("report.html").read_text()
+
+
+def test_the_page_is_well_formed_and_self_contained(context_for: ContextFactory) -> None:
+    text = _html(_finished(context_for("org/tiny")))
+    page = _page(text)
+    assert "script" not in page.tags
+    assert "link" not in page.tags
+    assert page.fetched == []
+    assert not re.search(r"url\(|@import", text)
+    assert not [link for link in page.links if re.match(r"(https?:)?//", link)]
+
+
+def test_all_twelve_items_are_there(context_for: ContextFactory) -> None:
+    context = _finished(context_for("org/tiny", tricky=["scales the embeddings"]))
+    for text in (_page(_html(context)).text, context.artifact("report.md").read_text()):
+        assert re.findall(r"(?m)^(?:## )?(\d+)\. [A-Z]", text) == [str(number) for number in range(1, 13)]
+        for needed in (
+            "scales the embeddings",
+            "gqa",
+            "1.0e-07",
+            "canonical ops",
+            "match",
+            "ONBOARD_SEED=1",
+            "org/big",
+        ):
+            assert needed in text
+
+
+def test_links_lead_to_files(context_for: ContextFactory) -> None:
+    context = _finished(context_for("org/tiny"))
+    links = [link for link in _page(_html(context)).links if not link.startswith("#")]
+    assert len(links) >= 6
+    assert all((context.work_dir / link).resolve().exists() for link in links)
+
+
+def test_prompts_and_outputs_are_verbatim_and_escaped(context_for: ContextFactory) -> None:
+    run = make_run()
+    run["runs"]["full"]["prompts"][0] |= {"prompt": f"P {HOSTILE}", "output": f"O {HOSTILE}"}
+    context = _finished(context_for("org/tiny"), **run)
+    page = _page(_html(context))
+    assert "script" not in page.tags
+    assert "img" not in page.tags
+    assert f"P {HOSTILE}" in page.text
+    assert f"O {HOSTILE}" in page.text
+    markdown = context.artifact("report.md").read_text()
+    assert f"````text\nO {HOSTILE}\n````" in markdown
+
+
+def test_equal_artifacts_give_equal_bytes(context_for: ContextFactory) -> None:
+    context = _finished(context_for("org/tiny"))
+    before = {name: context.artifact(name).read_bytes() for name in ("report.md", "report.html")}
+    inputs = Report().inputs(context)
+    for name in before:
+        context.artifact(name).unlink()
+    Report().run(context)
+    assert {name: context.artifact(name).read_bytes() for name in before} == before
+    assert Report().inputs(context) == inputs
+    context.write_json("run.json", make_run(verdict="not judged"))
+    assert Report().inputs(context) != inputs
+
+
+def test_a_road_that_ended_early_still_has_a_report(context_for: ContextFactory) -> None:
+    context = context_for("org/tiny")
+    Report().run(context)
+    text = _page(_html(context)).text
+    for needed in ("No tests ran", "Not reviewed", "Not registered", "Nothing was generated", "Not verified"):
+        assert needed in text
+
+
+def test_a_failed_run_shows_its_error(context_for: ContextFactory) -> None:
+    reduced = {"description": "2 of 3 layers", "status": "runtime_error", "error": "killed <now>"}
+    run = {"status": "runtime_error", "runs": {"reduced": reduced}}
+    context = context_for("org/tiny")
+    Register().run(context)
+    context.write_json("run.json", run)
+    Report().run(context)
+    assert "killed <now>" in _page(_html(context)).text
+    assert r"killed \<now\>" in context.artifact("report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "position"), [(None, None), (0.0, 0.0), (1e-9, 0.0), (1e-6, 33.3), (1.0, 100.0), (50, 100.0)]
+)
+def test_errors_lie_on_a_logarithmic_scale(error: float | None, position: float | None) -> None:
+    assert error_position(error) == position
+
+
+def test_figures_read_well() -> None:
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert [size(n) for n in (512, 2048, 3 * 2**20, 5 * 2**30, 2**41)] == [
+        "512 B",
+        "2 KiB",
+        "3 MiB",
+        "5.0 GiB",
+        "2,048.0 GiB",
+    ]
+    assert [short_count(n) for n in (12, 1_500, 124_000_000, 8_030_000_000)] == ["12", "1.5 k", "124 M", "8.03 B"]

@@ -1,0 +1,238 @@
+"""The run phase and its agent on real checkpoints, with a hand-written model file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from onboard.agents.run_agent import run
+from onboard.analysis.spec import LayerKind
+from onboard.config import RuntimeConfig
+from onboard.content import CONTENT_ROOT
+from onboard.errors import OnboardError
+from onboard.registry import config_path
+from onboard.workflow.phase import RunContext
+from onboard.workflow.phases.register import Register
+from onboard.workflow.phases.run import Run, _call, _read_result, reduced_layers
+
+from .conftest import make_context, make_spec
+
+MODEL_FILE = Path(__file__).parents[1] / "runtime" / "models" / "modeling_llama.py"
+DEMO = CONTENT_ROOT / "onboard" / "assets" / "demo"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    (folder / "models").mkdir(parents=True)
+    shutil.copy(MODEL_FILE, folder / "models")
+    return folder
+
+
+@pytest.fixture
+def random_checkpoint(tmp_path: Path) -> Path:
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=97,
+        max_position_embeddings=64,
+        eos_token_id=None,
+    )
+    folder = tmp_path / "random"
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Path:
+    """A copy of the demo checkpoint that a test may damage."""
+    return shutil.copytree(DEMO, tmp_path / "demo")
+
+
+def _edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    edit(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _run(checkpoint: Path, root: Path, **changes: Any) -> dict[str, Any]:
+    options = {name: changes.pop(name) for name in ("num_hidden_layers",) if name in changes}
+    config = {"model": str(checkpoint), "device": "cpu", "dtype": "float32", "max_seq_len": 64, "max_num_tokens": 64}
+    return run(RuntimeConfig.model_validate(config | changes), root, **options)
+
+
+def test_a_trained_model_is_coherent_and_everything_is_kept(root: Path) -> None:
+    result = _run(DEMO, root, max_seq_len=256)
+    assert (result["status"], result["coherence"]["verdict"]) == ("success", "coherent")
+    assert result["coherence"]["perplexity"] < 5
+    assert result["agreement"]["agrees"]
+    assert len(result["prompts"]) == 4
+    for prompt in result["prompts"]:
+        assert prompt["output"]
+        assert prompt["token_ids"]
+        assert prompt["finish_reason"] in ("stop", "length")
+    assert {entry["key"]: entry["num_matches"] for entry in result["transforms"]}["insert_cached_attention"] == 5
+    json.dumps(result, allow_nan=False)
+
+
+def test_random_weights_are_not_judged_and_do_not_fail(tmp_path: Path, root: Path) -> None:
+    folder = tmp_path / "random"
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors", "heldout.txt", "training.json"))
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    )
+    config = LlamaConfig.from_pretrained(folder, num_hidden_layers=1, hidden_size=64, intermediate_size=64, head_dim=8)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    result = _run(folder, root)
+    assert result["status"] == "success", result["error"]
+    assert result["coherence"]["verdict"] == "not judged"
+    assert "weights look random" in result["coherence"]["reason"]
+    assert result["coherence"]["perplexity"] > 0.8 * 2048
+    assert [prompt["chat"] for prompt in result["prompts"]] == [False] * 4 + [True]
+    assert result["prompts"][4]["prompt"].startswith("<user>")
+
+
+def test_without_a_tokenizer_prompts_are_token_ids(random_checkpoint: Path, root: Path) -> None:
+    result = _run(random_checkpoint, root)
+    assert result["status"] == "success", result["error"]
+    assert all(prompt["prompt"] is None and prompt["output_ids"] for prompt in result["prompts"])
+    assert any("no tokenizer" in fact for fact in result["facts"])
+
+
+def _break(root: Path, old: str, new: str) -> None:
+    path = root / "models" / "modeling_llama.py"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_wrong_implementation_of_a_trained_model_is_not_coherent(root: Path) -> None:
+    _break(root, "x = x + self.self_attn(", "x = x - self.self_attn(")
+    result = _run(DEMO, root)
+    assert (result["status"], result["coherence"]["verdict"]) == ("bad_generation", "incoherent")
+
+
+def test_bad_weights_are_told_from_a_wrong_implementation(demo: Path, root: Path) -> None:
+    def damage(weights: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in weights if name.endswith("down_proj.weight")]:
+            weights[name] = 3 * weights[name].flip(0)
+
+    _edit_weights(demo, damage)
+    result = _run(demo, root)
+    assert (result["status"], result["coherence"]["verdict"]) == ("success", "not judged"), result["error"]
+    assert "Hugging Face" in result["coherence"]["reason"]
+
+
+def test_logits_that_are_not_finite_fail(random_checkpoint: Path, root: Path) -> None:
+    _break(root, "return self.norm(x)", "return self.norm(x) / (position_ids[..., None] - 3)")
+    result = _run(random_checkpoint, root)
+    assert (result["status"], result["error"]) == ("bad_generation", "the logits are not finite")
+    json.dumps(result, allow_nan=False)
+
+
+def test_cached_steps_that_differ_from_a_prefill_fail(random_checkpoint: Path, root: Path) -> None:
+    # What a wrong cache does: a row's result depends on how many rows are computed with it.
+    _break(root, "return self.norm(x)", "return self.norm(x) + (x.shape[1] - 1) * torch.roll(x, 1, -1)")
+    result = _run(random_checkpoint, root)
+    assert result["status"] == "bad_generation"
+    assert "are not what a full prefill chooses" in result["error"]
+
+
+def test_a_broken_model_file_is_a_compile_error(demo: Path, root: Path) -> None:
+    (root / "models" / "modeling_llama.py").write_text("raise RuntimeError('two\\nlines')\n")
+    result = _run(demo, root)
+    assert (result["status"], result["error"]) == ("compile_error", "RuntimeError: two lines")
+
+
+def test_departures_from_the_config_are_facts(random_checkpoint: Path, root: Path) -> None:
+    config = RuntimeConfig(model=str(random_checkpoint), world_size=2, dtype="bfloat16", max_seq_len=64)
+    result = run(config, root, dtype="float32", num_hidden_layers=2)
+    assert result["settings"]["dtype"] == "float32"
+    assert result["settings"]["num_hidden_layers"] == 2
+    assert [fact for fact in result["facts"] if "world_size is 2" in fact]
+    assert [fact for fact in result["facts"] if "the config says bfloat16" in fact]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ({"full": [0, 1, 2, 3]}, (2, 4)),
+        ({"full": [0]}, (1, 1)),
+        ({"sliding": [0, 1, 2, 3, 4], "full": [5]}, (6, 6)),
+        ({"sliding": [0, 2, 4], "full": [1, 3, 5]}, (2, 6)),
+        ({"a": list(range(20)), "b": list(range(20, 40))}, (2, 40)),
+    ],
+)
+def test_a_reduced_run_keeps_every_kind_of_layer(kinds: dict[str, list[int]], expected: tuple[int, int]) -> None:
+    layer_kinds = [LayerKind(name=name, layers=layers, path="model.layers.0") for name, layers in kinds.items()]
+    assert reduced_layers(make_spec("org/x", layer_kinds=layer_kinds)) == expected
+
+
+def _registered(root: Path, checkpoint: Path) -> RunContext:
+    config = json.loads((checkpoint / "config.json").read_text())
+    context = make_context(root, str(checkpoint), config=config)
+    context.options.device = "cpu"
+    context.source._folder = checkpoint  # type: ignore[attr-defined]
+    Register().run(context)
+    return context
+
+
+@pytest.mark.slow
+def test_the_phase_runs_reduced_then_full_and_archives_the_log(random_checkpoint: Path, root: Path) -> None:
+    context = _registered(root, random_checkpoint)
+    result = Run().run(context)
+    record = context.read_json("run.json")
+    assert [run["settings"]["num_hidden_layers"] for run in record["runs"].values()] == [2, 3]
+    assert record["runs"]["reduced"]["coherence"] is None
+    log = context.root / result.artifacts["run_log"]
+    assert log.name.startswith("random_")
+    assert log.name.endswith("_success.log")
+    assert "=== all layers" in log.read_text()
+    assert not context.artifact("agent.json").exists()
+    assert "success" in context.worklog.path.read_text()  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_a_failing_run_names_its_log_and_keeps_the_record(random_checkpoint: Path, root: Path) -> None:
+    context = _registered(root, random_checkpoint)
+    path = config_path(root, "random")
+    path.write_text(path.read_text().replace("transforms: {}", "transforms: {fuse_everything: {}}"))
+    with pytest.raises(
+        OnboardError, match=r"compile_error: there is no transform 'fuse_everything'.*_compile_error\.log"
+    ):
+        Run().run(context)
+    record = context.read_json("run.json")
+    assert (record["status"], list(record["runs"])) == ("compile_error", ["reduced"])
+
+
+def test_a_process_that_dies_is_a_runtime_error(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log:
+        killed = _call([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], log, offline=False)
+        failed = _call([sys.executable, "-c", "import sys; print('why'); sys.exit(3)"], log, offline=False)
+    assert "for want of memory" in _read_result(tmp_path / "none", killed)["error"]
+    assert "exit code 3" in _read_result(tmp_path / "none", failed)["error"]
+    assert (tmp_path / "log").read_text() == "why\n"
+
+
+def test_the_agent_ends_with_its_parent(tmp_path: Path) -> None:
+    code = "from onboard.agents import run_agent; import threading, time; threading.Thread("
+    code += "target=run_agent._exit_with_parent, daemon=True).start(); print('up', flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdin.close()
+    assert process.wait(timeout=10) == 1

@@ -1,0 +1,67 @@
+"""The commands as users type them, on an app of their own."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+import typer
+
+from onboard.cli.run import run
+from onboard.cli.verify import verify
+from onboard.errors import UsageError
+from onboard.runtime import verify as verification
+from tests.unit.runtime.tiny import Tiny
+
+Capture = pytest.CaptureFixture[str]
+
+
+def _invoke(command: Any, *words: object) -> Any:
+    app = typer.Typer()
+    app.command()(command)
+    return app([str(word) for word in words], standalone_mode=False)
+
+
+def test_run_prints_one_document_and_nothing_else_on_stdout(llama: Tiny, capsys: Capture) -> None:
+    options = ["--root", llama.root, "--device", "cpu", "--max-tokens", 5, "--token-ids", "1,2,3", "--json"]
+    _invoke(run, llama.checkpoint, *options)
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert [output["outputs"][0]["token_ids"] for output in document["outputs"]] == [llama.greedy([1, 2, 3], 5)]
+    assert document["stats"]["generated_tokens"] == 5
+    assert "5 tokens in" in printed.err
+
+
+def test_run_without_a_tokenizer_prints_token_ids(llama: Tiny, capsys: Capture) -> None:
+    options = ["--root", llama.root, "--device", "cpu", "--max-tokens", 3, "--token-ids", "1,2", "--token-ids", "4"]
+    _invoke(run, llama.checkpoint, *options)
+    first, second = (",".join(map(str, llama.greedy(ids, 3))) for ids in ([1, 2], [4]))
+    assert capsys.readouterr().out == f"> 1,2\n{first}\n\n> 4\n{second}\n\n"
+
+
+def test_run_refuses_bad_input_in_one_line(llama: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    with pytest.raises(UsageError, match="there is no prompt"):
+        _invoke(run, llama.checkpoint, "--root", llama.root)
+    with pytest.raises(UsageError, match="'1,x' is not a list of numbers"):
+        _invoke(run, llama.checkpoint, "--token-ids", "1,x")
+    with pytest.raises(UsageError, match=r"--top-p 2.0: Input should be less than or equal to 1"):
+        _invoke(run, llama.checkpoint, "--token-ids", "1", "--top-p", 2.0)
+
+
+def test_verify_prints_a_row_for_each_transform_and_exits_by_the_verdict(
+    llama: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    options = [llama.checkpoint, "--root", llama.root, "--device", "cpu", "--seed", 3]
+    assert _invoke(verify, *options) == 0
+    printed = capsys.readouterr()
+    assert printed.out.endswith("seed 3\npassed\n")
+    assert "insert_cached_attention" in printed.out
+    assert "checked insert_cached_attention" in printed.err
+    monkeypatch.setattr(verification, "FLOAT32_TOLERANCE", 1e-12)
+    assert _invoke(verify, *options, "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert not report["passed"]
+    assert report["first_failure"] == "build_model"
