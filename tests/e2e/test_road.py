@@ -70,7 +70,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("hostile")
     checkpoint = save_checkpoint(folder / FOLDER)
     edit_config(checkpoint, _name_or_path=INJECTION, transformers_version=INJECTION)
-    edit_config(checkpoint, **{"task_specific_params": {INJECTION: 1}})
+    edit_config(checkpoint, **{INJECTION: INJECTION, "task_specific_params": {INJECTION: 1}})
     began = time.monotonic()
     document = finish(start(command(checkpoint, folder / "root")))
     return Finished(checkpoint, folder / "root", document, time.monotonic() - began)
