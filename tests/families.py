@@ -38,7 +38,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "mistral": {
         "window": {"sliding_window": 4096},
-        "full": {"sliding_window": None, "head_dim": 64, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+        "full": {
+            "sliding_window": None,
+            "head_dim": 64,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        },
     },
     "qwen2": {
         "full": {"use_sliding_window": False, "tie_word_embeddings": True, "num_key_value_heads": 2},

@@ -35,7 +35,11 @@ def probe_norm(module: nn.Module) -> Finding | None:
     the candidate fit even when it is large.
     """
     names = {name for name, _ in module.named_parameters()}
-    if next(module.children(), None) is not None or not names <= {"weight", "bias"} or next(module.buffers(), None) is not None:
+    if (
+        next(module.children(), None) is not None
+        or not names <= {"weight", "bias"}
+        or next(module.buffers(), None) is not None
+    ):
         return None
     for eps in _float_attributes(module):
         probe = copy.deepcopy(module)

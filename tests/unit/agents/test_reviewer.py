@@ -117,9 +117,7 @@ VIOLATIONS = [
     ),
     Violation("E08", TEST, "BATCH, LENGTH = 2, ", "BATCH, LENGTH = 1, "),
     Violation("E08", TEST, "    calls = record_calls(", "    torch.arange(LENGTH)\n    calls = record_calls("),
-    Violation(
-        "E09", TEST, "\n\ndef test_model", "\n" + LIFTED + "\n\ndef test_model"
-    ),
+    Violation("E09", TEST, "\n\ndef test_model", "\n" + LIFTED + "\n\ndef test_model"),
     Violation("E10", TEST, "def test_model", "@pytest.mark.xfail\ndef test_model"),
     Violation("E10", TEST, "not torch.cuda.is_available()", "True"),
     Violation("E11", TEST, "CPU_FLOAT32 = 1e-5", "CPU_FLOAT32 = 1e-3"),
