@@ -107,8 +107,8 @@ def test_rope_length_adds_one_padding_row_and_only_when_no_token_is_that_far() -
 
 def test_stale_values_of_a_larger_step_do_not_leak() -> None:
     info = _make_info(max_batch_size=3)
-    _set(info, [(16, 4, [9, 9, 9, 9, 9])] * 3)
-    _set(info, [(0, 1, [1])])
+    _set(info, [(16, 1, [9, 9, 9, 9, 9])] * 3)
+    info.set_batch(np.array([5]), np.array([0]), np.array([1]), np.array([[1]]))
     assert info.args["block_table"].tolist() == [[1, 0, 0, 0, 0]]
     assert info.args["kv_lens"].tolist() == [1]
 
