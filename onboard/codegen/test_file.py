@@ -101,14 +101,23 @@ def _check_names(spec: ModelSpec) -> None:
 def _arguments(config: Any) -> dict[str, Any]:
     """The arguments that make `config`: those that differ from the defaults, or all where these do not make it."""
     for values in (config.to_diff_dict(), config.to_dict()):
-        arguments = {key: value for key, value in values.items() if key not in _NOT_ARCHITECTURE}
+        arguments = _of_architecture(values)
         if _architecture(type(config)(**arguments)) == _architecture(config):
             return arguments
     raise OnboardError(f"{type(config).__name__} cannot be made again from its own values", hint="Report this config")
 
 
 def _architecture(config: Any) -> dict[str, Any]:
-    return {key: value for key, value in config.to_dict().items() if key not in _NOT_ARCHITECTURE}
+    return _of_architecture(config.to_dict())
+
+
+def _of_architecture(values: dict[str, Any]) -> dict[str, Any]:
+    """What can be an argument and says something of the architecture; a config.json may have any keys at all."""
+    return {
+        key: value
+        for key, value in values.items()
+        if key not in _NOT_ARCHITECTURE and key.isidentifier() and not keyword.iskeyword(key)
+    }
 
 
 def _meta_model(spec: ModelSpec, config: Any) -> nn.Module:

@@ -19,6 +19,7 @@ from onboard import registry
 from onboard.analysis.spec import ModelSpec
 from onboard.content import content_path
 from onboard.errors import OnboardError
+from onboard.workflow.checkpoint import layer_kinds
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 
@@ -84,8 +85,9 @@ class Run(Phase):
 
 def reduced_layers(spec: ModelSpec) -> tuple[int, int]:
     """Return how many layers a reduced run has, enough for every kind of layer if few are, and how many there are."""
-    total = sum(len(kind.layers) for kind in spec.layer_kinds)
-    needed = max([2, *(min(kind.layers) + 1 for kind in spec.layer_kinds if kind.layers)])
+    kinds = layer_kinds(spec)
+    total = sum(len(kind.layers) for kind in kinds)
+    needed = max([2, *(min(kind.layers) + 1 for kind in kinds if kind.layers)])
     return min(needed if needed <= MAX_REDUCED_LAYERS else 2, total), total
 
 

@@ -178,7 +178,8 @@ def test_departures_from_the_config_are_facts(random_checkpoint: Path, root: Pat
 )
 def test_a_reduced_run_keeps_every_kind_of_layer(kinds: dict[str, list[int]], expected: tuple[int, int]) -> None:
     layer_kinds = [LayerKind(name=name, layers=layers, path="model.layers.0") for name, layers in kinds.items()]
-    assert reduced_layers(make_spec("org/x", layer_kinds=layer_kinds)) == expected
+    config = {"num_hidden_layers": expected[1]}
+    assert reduced_layers(make_spec("org/x", layer_kinds=layer_kinds, config=config)) == expected
 
 
 def _registered(root: Path, checkpoint: Path) -> RunContext:
