@@ -14,7 +14,6 @@ _OPS_OF_KIND = {
     "layernorm": {"torch_layernorm"},
 }
 _WRITTEN_OUT = {
-    "LayerNorm",
     "MultiheadAttention",
     "RMSNorm",
     "apply_rotary_pos_emb",

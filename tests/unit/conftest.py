@@ -58,7 +58,11 @@ def llama_spec() -> ModelSpec:
 def llama_files(llama_spec: ModelSpec) -> dict[str, str]:
     """Path under a root -> text of the model file and of its generated tests."""
     text = Path(__file__).parent.joinpath("llama", "modeling_llama.py").read_text(encoding="utf-8")
-    header = {"MODEL": llama_spec.model, "REVISION": str(llama_spec.revision), "SOURCE_HASH": llama_spec.source_hash}
+    header = {
+        "TRANSFORMERS": llama_spec.transformers_version,
+        "SOURCE_HASH": llama_spec.source_hash[:16],
+        "REVISION": str(llama_spec.revision),
+    }
     for key, value in header.items():
         text = text.replace(key, value)
     return {
