@@ -115,6 +115,7 @@ class SequenceInfo:
         host["position_ids"][tokens - padding : tokens] = max(rope_length - 1, 0)
         host["slot_mapping"][:tokens] = pages[sequence, page].astype(np.int64) * self.page_size + offset
         host["logits_gather_indices"][: len(wanted)] = wanted
+        host["cu_seqlens"][0] = 0  # the other layout may have written there
         host["cu_seqlens"][1 : sequences + 1] = ends
         host["kv_lens"][:sequences] = kv_lens
         host["block_table"][:sequences, : pages.shape[1]] = pages

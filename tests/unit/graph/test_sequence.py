@@ -83,6 +83,19 @@ def test_a_prefill_is_not_padded() -> None:
     assert len(info.args["kv_lens"]) == 2
 
 
+def test_small_and_large_steps_do_not_disturb_each_other() -> None:
+    """They share a buffer, laid out differently."""
+    info = _make_info(max_num_tokens=500, max_seq_len=400)
+    for start, length in ((7, 400 - 7), (3, 1), (0, 350), (20, 2)):
+        ids, pages = np.full(length, 77), np.full((1, 100), 9)
+        info.set_batch(ids, np.array([start]), np.array([length]), pages)
+        plain = _make_info(max_num_tokens=500, max_seq_len=400)
+        plain.set_batch(ids, np.array([start]), np.array([length]), pages)
+        assert {name: each.tolist() for name, each in info.args.items()} == {
+            name: each.tolist() for name, each in plain.args.items()
+        }
+
+
 def test_every_decode_batch_has_its_inputs_at_the_same_addresses() -> None:
     info = _make_info()
     _set(info, [(0, 17, [1, 2, 3, 4, 5])])
