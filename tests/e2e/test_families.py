@@ -1,4 +1,4 @@
-"""Every family: onboarded from a random checkpoint with one command, then equal to transformers in logits and tokens."""
+"""Every family: onboarded with one command from a random checkpoint, then equal to transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole road on a GPU: the demo checkpoint and a random model of a released shape, in bfloat16, with CUDA graphs."""
+"""The whole road on a GPU: the demo checkpoint and a random model of a released shape, with CUDA graphs."""
 
 from __future__ import annotations
 
