@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
 
+_PLAIN = {"rope_type": "default", "rope_theta": 1e6}
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -117,7 +118,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "all-rope": {"no_rope_layers": [1] * 36, "attention_bias": True},
     },
 }
-"""Family (`model_type`) -> variant -> fields that differ from the config class's defaults; the first is the usual one."""
+"""Family (`model_type`) -> variant -> fields that differ from the class's defaults; the first is the usual one."""
 
 
 def config_dict(family: str, variant: str | None = None) -> dict[str, Any]:

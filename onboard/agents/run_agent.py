@@ -38,6 +38,8 @@ PROMPTS = (
     "To make a good cup of tea, first",
     "In simple words, gravity is",
 )
+PROMPTS_FILE = "prompts.txt"
+"""Prompts beside a checkpoint, a line each, of the kind that the model was trained on; used in place of `PROMPTS`."""
 CHAT = [{"role": "user", "content": "In one sentence, why is the sky blue?"}]
 MAX_NEW_TOKENS = 64
 
@@ -158,7 +160,7 @@ def build_prompts(session: Session, facts: list[str]) -> list[Prompt]:
         draw = random.Random(0)
         vocabulary = session.text_config.vocab_size
         return [Prompt(None, [draw.randrange(vocabulary) for _ in range(min(n, room))]) for n in (5, 9, 17, 3)]
-    prompts = [Prompt(text, tokenizer.encode(text)) for text in PROMPTS]
+    prompts = [Prompt(text, tokenizer.encode(text)) for text in _texts(session.context.factory.checkpoint)]
     if getattr(tokenizer.hf, "chat_template", None):
         text = tokenizer.hf.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
         prompts.append(Prompt(text, tokenizer.hf(text, add_special_tokens=False)["input_ids"], chat=True))
@@ -167,6 +169,11 @@ def build_prompts(session: Session, facts: list[str]) -> list[Prompt]:
             facts.append(f"prompt {prompt.text!r} is cut to {room} tokens: the model has few positions")
             del prompt.token_ids[room:]
     return prompts
+
+
+def _texts(checkpoint: Path) -> Sequence[str]:
+    own = checkpoint / PROMPTS_FILE
+    return own.read_text(encoding="utf-8").splitlines() if own.is_file() else PROMPTS
 
 
 def generate(llm: LLM, prompts: Sequence[Prompt], seconds: dict[str, float]) -> dict[str, Any]:

@@ -34,12 +34,8 @@ def probe_norm(module: nn.Module) -> Finding | None:
     The module must be a leaf with at most the parameters weight and bias; its epsilon is the float attribute that makes
     the candidate fit even when it is large.
     """
-    names = {name for name, _ in module.named_parameters()}
-    if (
-        next(module.children(), None) is not None
-        or not names <= {"weight", "bias"}
-        or next(module.buffers(), None) is not None
-    ):
+    inside = [*module.named_children(), *module.named_buffers()]
+    if inside or not {name for name, _ in module.named_parameters()} <= {"weight", "bias"}:
         return None
     for eps in _float_attributes(module):
         probe = copy.deepcopy(module)
@@ -182,24 +178,23 @@ def probe_rope(call: FunctionCall) -> Finding | None:
     q, k, cos, sin = call.arguments
     if q.dim() != 4 or cos.shape != sin.shape or cos.dim() != 3:
         return None
-    half = cos.shape[-1] // 2
-    ops = torch.ops.onboard
-    candidates = {
-        "torch_rope_with_explicit_cos_sin": lambda: ops.torch_rope_with_explicit_cos_sin(q, k, cos, sin, 1),
-        "torch_rope_with_complex_freqs": lambda: ops.torch_rope_with_complex_freqs(
-            q, k, torch.complex(cos[..., ::2], sin[..., ::2]), 1
-        ),
-        "torch_rope_with_complex_freqs ": lambda: ops.torch_rope_with_complex_freqs(
-            q, k, torch.complex(cos[..., :half], sin[..., :half]), 1
-        ),
-        "torch_rope_with_qk_interleaving": lambda: ops.torch_rope_with_qk_interleaving(q, k, cos, sin, 1),
-    }
-    for name, candidate in candidates.items():
-        error = max(rmse_ratio(a, b) for a, b in zip(candidate(), call.outputs, strict=True))
+    for op, rotated in _rope_candidates(q, k, cos, sin):
+        error = max(rmse_ratio(a, b) for a, b in zip(rotated, call.outputs, strict=True))
         if error < TOLERANCE:
-            kind = name.strip()
-            return Finding("rope", {"op": kind}, [f"probe: {kind} fits with rmse ratio {error:.1e}"])
+            return Finding("rope", {"op": op}, [f"probe: {op} fits with rmse ratio {error:.1e}"])
     return None
+
+
+def _rope_candidates(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
+    """Yield canonical ops and what they make of q and k; complex tables hold each frequency twice, in either order."""
+    ops, half = torch.ops.onboard, cos.shape[-1] // 2
+    yield "torch_rope_with_explicit_cos_sin", ops.torch_rope_with_explicit_cos_sin(q, k, cos, sin, 1)
+    for once in (slice(None, None, 2), slice(half)):
+        freqs = torch.complex(cos[..., once], sin[..., once])
+        yield "torch_rope_with_complex_freqs", ops.torch_rope_with_complex_freqs(q, k, freqs, 1)
+    yield "torch_rope_with_qk_interleaving", ops.torch_rope_with_qk_interleaving(q, k, cos, sin, 1)
 
 
 def scale_of(output: Any) -> float:

@@ -78,6 +78,7 @@ def record(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Recording:
 
 def rmse_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return rmse(actual - expected) / rmse(expected), in float64 (complex values by magnitude)."""
+    actual, expected = actual.detach(), expected.detach()
     wide = torch.complex128 if expected.is_complex() else torch.float64
     difference = (actual.to(wide) - expected.to(wide)).abs().square().mean().sqrt()
     norm = expected.to(wide).abs().square().mean().sqrt()

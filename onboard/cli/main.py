@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from onboard.cli import doctor, model, status, verify
+from onboard.cli import demo, doctor, model, status, verify
 from onboard.cli import run as run_command
 from onboard.cli.group import DEFAULT, DefaultCommandGroup
 from onboard.errors import OnboardError
@@ -30,6 +30,7 @@ app.command("run")(run_command.run)
 app.command("verify")(verify.verify)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
+app.command("demo")(demo.demo)
 
 
 @app.callback()

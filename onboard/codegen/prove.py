@@ -77,7 +77,11 @@ def _registered(source_text: str, spec: ModelSpec) -> Iterator[type[nn.Module]]:
 
 
 def _same_weights(model_class: type[nn.Module], reference: nn.Module) -> nn.Module:
-    model = model_class(reference.config).eval().requires_grad_(False)
+    try:
+        model = model_class(reference.config).eval().requires_grad_(False)
+    except AssertionError as error:
+        text = str(error).removeprefix("not covered: ")
+        raise OnboardError(f"the generated file does not cover this config: {text}", hint="Generate it anew") from error
     ours, theirs = model.state_dict(), reference.state_dict()
     if missing := sorted(theirs.keys() ^ ours.keys()):
         side = "lacks" if missing[0] in theirs else "adds"

@@ -152,7 +152,7 @@ class Scheduler:
     def append(self, sequence: Request, token: int) -> None:
         """Append a generated token; a sequence that outgrows its rotary table is computed anew with the next one."""
         sequence.tokens.append(token)
-        if self.rope and not self.rope.dynamic and self._table(sequence) != self.rope.table(len(sequence.tokens) - 1):
+        if self.rope and self._table(sequence) != self.rope.table(len(sequence.tokens) - 1):
             sequence.num_cached = 0
 
     def finish(self, sequence: Request, reason: FinishReason) -> None:

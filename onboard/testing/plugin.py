@@ -14,7 +14,6 @@ import pytest
 
 from onboard.testing.compare import MEASUREMENTS
 
-
 _MESSAGE_LINES = 6  # PyTorch's errors go on with the frames of its C++ code
 
 

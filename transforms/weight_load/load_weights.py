@@ -9,7 +9,7 @@ from onboard.errors import OnboardError
 from onboard.graph.checkpoint import Checkpoint, find_non_finite
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
-from onboard.graph.weight_names import explain_unused, match_names
+from onboard.graph.weight_names import declared_renaming, explain_unused, match_names
 from onboard.graph.weights import further_names, move_buffers, set_parameter, tied_names, weight_plan
 
 _WRONG_MODEL = "The checkpoint and the model differ: onboard the model again"
@@ -60,7 +60,9 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
 def _find(wanted: dict[str, list[str]], checkpoint: Checkpoint, context: TransformContext) -> dict[str, str]:
     """Return each part's checkpoint name, any name of a tied tensor; raise when the two sides differ."""
     available = checkpoint.names()
-    matches = match_names([name for names in wanted.values() for name in names], available)
+    config = context.factory.config
+    rename = declared_renaming([*(config.architectures or []), config.model_type])
+    matches = match_names([name for names in wanted.values() for name in names], available, rename)
     found = {part: next((matches[name] for name in names if name in matches), "") for part, names in wanted.items()}
     if missing := [part for part, name in found.items() if not name]:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""

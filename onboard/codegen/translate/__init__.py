@@ -3,12 +3,12 @@
 | file | holds |
 |---|---|
 | `values.py` | what is known of a value while code is evaluated |
-| `evaluate.py` | expressions |
-| `execute.py` | statements |
+| `frame.py` | a function under evaluation: its variables and what is left of it |
+| `evaluate.py`, `execute.py`, `assign.py` | expressions, statements, assignments |
 | `calls.py` | calls: of modules, helpers, tensor methods, builtins |
-| `objects.py` | what has a canonical form: attention interface, RoPE, masks, outputs |
-| `classes.py` | classes: attributes, forward, the facts that all uses share |
-| `prune.py` | what is left of `__init__` once `forward` is known |
-| `cleanup.py` | dead code and copies |
-| `printer.py` | tree to text |
+| `objects.py` | namespaces and attributes; transformers' masks, outputs, attention dispatch |
+| `canonical.py`, `blocks.py` | what has a canonical form: attention and RoPE; norms and rotary embeddings |
+| `classes.py`, `facts.py`, `results.py` | classes and functions, and what all uses of one have in common |
+| `prune.py`, `cleanup.py` | what is left of `__init__` once `forward` is known; dead code and copies |
+| `emit.py`, `printer.py` | classes to text |
 """

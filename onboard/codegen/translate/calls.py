@@ -201,9 +201,10 @@ def _mapping_method(owner: Mapping, attr: str, args: Args, frame: Frame) -> Valu
         owner.items.update(args.keywords)
         return NONE
     if attr in ("keys", "values", "items"):
-        pairs = [(Known(name), value) for name, value in owner.items.items()]
-        views = {"keys": [k for k, _ in pairs], "values": [v for _, v in pairs], "items": [Items(p) for p in pairs]}
-        return Items(tuple(views[attr]))
+        pairs: list[tuple[Value, Value]] = [(Known(name), value) for name, value in owner.items.items()]
+        if attr == "items":
+            return Items(tuple(map(Items, pairs)))
+        return Items(tuple(pair[attr == "values"] for pair in pairs))
     raise Untranslatable(f"dict.{attr}")
 
 

@@ -18,33 +18,39 @@ from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.codegen.translate import blocks, cleanup, objects
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
+from onboard.codegen.translate.facts import (
+    as_parameters,
+    bind,
+    default_fact,
+    default_nodes,
+    fact_of,
+    join_facts,
+    same_fact,
+)
 from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.results import finish_returns
 from onboard.codegen.translate.values import (
     NONE,
     Code,
     Config,
     Env,
     Global,
-    Half,
-    Hole,
     Instance,
-    Items,
     Known,
     Made,
     Mapping,
     Mask,
     Method,
     ModuleList,
-    Output,
     Result,
     Self,
     Untranslatable,
     Value,
     attribute,
     call,
+    fill,
     name,
     residual,
-    same,
     untransposed,
 )
 
@@ -332,7 +338,7 @@ class Translator:
         frame = Frame(self, module_source(owner.__module__), "init", state, owner)
         frame.env.values["self"] = Self()
         facts = self.facts["init", state.cls.__qualname__]
-        frame.env.values.update(_defaults(node, frame) | _parameters(facts))
+        frame.env.values.update(_defaults(node, frame) | as_parameters(facts))
         if not (recognised := self.recognised.get(state.cls.__name__)) or not recognised.own_init:
             execute(node.body, frame)
         prefix = "self."
@@ -360,10 +366,10 @@ class Translator:
         return state.methods[attr]
 
     def _routine(self, node: ast.FunctionDef, frame: Frame, facts: dict[str, Value]) -> Routine:
-        frame.env.values.update(_defaults(node, frame) | _parameters(facts))
+        frame.env.values.update(_defaults(node, frame) | as_parameters(facts))
         if node.args.kwarg is not None:
             named = {item.arg for item in (*node.args.args, *node.args.kwonlyargs)}
-            extra = {key: value for key, value in _parameters(facts).items() if key not in named}
+            extra = {key: value for key, value in as_parameters(facts).items() if key not in named}
             frame.env.values[node.args.kwarg.arg] = Mapping(extra)
         if execute(node.body, frame) == RAISES:
             raise Untranslatable(f"{node.name}, which raises")
@@ -387,150 +393,24 @@ class Translator:
             return Result(called, routine.shape, routine.holes)
         if routine.holes == 0:
             return routine.shape
-        return _only_part(routine.shape, Code(called, transposed=keeps_order))
+        return fill(routine.shape, [Code(called, transposed=keeps_order)])
 
     def _learn(self, key: tuple[str, str], node: ast.FunctionDef, bound: dict[str, Value], translated: bool) -> None:
         """Join what a use passes into the facts of a function; a parameter that a use leaves out has its default."""
-        defaults = {item: _default_fact(default) for item, default in _default_nodes(node).items()}
-        new = {**defaults, **{item: _fact(value) for item, value in bound.items()}}
+        defaults = {item: default_fact(default) for item, default in default_nodes(node).items()}
+        new = {**defaults, **{item: fact_of(value) for item, value in bound.items()}}
         known = self.facts.get(key)
         if known is None:
             self.facts[key] = new
             return
-        joined = {item: _join_facts(known.get(item, NONE), new.get(item, NONE)) for item in {**known, **new}}
-        if any(item not in known or not _same_fact(known[item], fact) for item, fact in joined.items()):
+        joined = {item: join_facts(known.get(item, NONE), new.get(item, NONE)) for item in {**known, **new}}
+        if any(item not in known or not same_fact(known[item], fact) for item, fact in joined.items()):
             self.facts[key] = joined
             if translated:
                 raise Restart
 
 
-def bind(node: ast.FunctionDef, args: Args, *, method: bool) -> tuple[dict[str, Value], dict[str, Value]]:
-    """Bind arguments to a definition's parameters; return them and what falls into `**kwargs`."""
-    if args.stars or node.args.vararg is not None:
-        raise Untranslatable(f"a call of {node.name} with *args")
-    names = [item.arg for item in (*node.args.posonlyargs, *node.args.args)][1 if method else 0 :]
-    if len(args.positional) > len(names):
-        raise Untranslatable(f"too many arguments for {node.name}")
-    bound = dict(zip(names, args.positional, strict=False))
-    named = {*names, *(item.arg for item in node.args.kwonlyargs)}
-    bound |= {key: value for key, value in args.keywords.items() if key in named}
-    rest = {key: value for key, value in args.keywords.items() if key not in named}
-    if rest and node.args.kwarg is None:
-        raise Untranslatable(f"{node.name} takes no {', '.join(rest)}")
-    return bound, rest
-
-
-def _default_nodes(node: ast.FunctionDef) -> dict[str, ast.expr]:
-    names = [item.arg for item in (*node.args.posonlyargs, *node.args.args)]
-    defaults = dict(zip(names[len(names) - len(node.args.defaults) :], node.args.defaults, strict=True))
-    pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-    return defaults | {item.arg: default for item, default in pairs if default is not None}
-
-
-def _default_fact(node: ast.expr) -> Value:
-    try:
-        return Known(ast.literal_eval(node))
-    except ValueError:
-        return Code(node, static=True)
-
-
 def _defaults(node: ast.FunctionDef, frame: Frame) -> dict[str, Value]:
     from onboard.codegen.translate.evaluate import evaluate
 
-    return {key: evaluate(item, frame) for key, item in _default_nodes(node).items()}
-
-
-def _fact(value: Value) -> Value:
-    """Return what a function may know of an argument: constants, the config, a mask; run-time values only by kind."""
-    match value:
-        case Known() | Config() | Mask():
-            return value
-        case Code(static=static, form=form):
-            return Code(name("_"), static, form=form)
-        case Items(items=(Half(whole=whole), Half())):
-            return Code(name("_"), form=whole.form)
-        case Items(items=items):
-            return Code(name("_"), all(isinstance(_fact(item), Known) for item in items))
-    return Code(name("_"))
-
-
-def _join_facts(old: Value, new: Value) -> Value:
-    if _same_fact(old, new):
-        return old
-    if isinstance(old, Code) and isinstance(new, Code) and old.form != new.form:
-        raise Untranslatable("an argument that is a complex RoPE table here and something else there")
-    static = all(isinstance(item, Known | Config) or (isinstance(item, Code) and item.static) for item in (old, new))
-    return Code(name("_"), static)
-
-
-def _same_fact(old: Value, new: Value) -> bool:
-    if isinstance(old, Code) and isinstance(new, Code):
-        return old.static == new.static and old.form == new.form
-    return same(old, new)
-
-
-def _parameters(facts: dict[str, Value]) -> dict[str, Value]:
-    """Return facts as the values of parameters inside the function."""
-    values: dict[str, Value] = {}
-    for key, fact in facts.items():
-        match fact:
-            case Config():
-                values[key] = Config(name(key))
-            case Code(static=static, form=form):
-                values[key] = Code(name(key), static, form=form)
-            case _:
-                values[key] = fact
-    return values
-
-
-def finish_returns(frame: Frame) -> tuple[Value, int]:
-    """Give every return statement its code; return the shape of what a caller gets and its run-time parts."""
-    if not frame.returns:
-        return NONE, 0
-    values = [value for _, value in frame.returns]
-    shape, holes = _shape(values, 0)
-    for statement, value in frame.returns:
-        parts = _run_time_parts(shape, value)
-        codes = [residual(part) for part in parts]
-        statement.value = codes[0] if len(codes) == 1 else ast.Tuple(codes, ast.Load()) if codes else None
-    return shape, holes
-
-
-def _shape(values: list[Value], index: int) -> tuple[Value, int]:
-    """Return the common shape of several results: what all know stays known, the rest are holes."""
-    first = values[0]
-    if isinstance(first, Known | Mask | Config) and all(same(first, value) for value in values):
-        return first, index
-    parts: list[Value] = []
-    match first:
-        case Items(items=(Half(), Half())):
-            return Hole(index, form=first.items[0].whole.form), index + 1  # type: ignore[attr-defined]
-        case Items(items=items) if all(isinstance(v, Items) and len(v.items) == len(items) for v in values):
-            for column in zip(*(value.items for value in values), strict=True):  # type: ignore[attr-defined]
-                part, index = _shape(list(column), index)
-                parts.append(part)
-            return Items(tuple(parts)), index
-        case Output(fields=fields) if all(isinstance(v, Output) and v.fields.keys() == fields.keys() for v in values):
-            for key in fields:
-                part, index = _shape([value.fields[key] for value in values], index)  # type: ignore[attr-defined]
-                parts.append(part)
-            return Output(dict(zip(fields, parts, strict=True))), index
-    form = first.form if isinstance(first, Code) else None
-    return Hole(index, form), index + 1
-
-
-def _run_time_parts(shape: Value, value: Value) -> list[Value]:
-    match shape, value:
-        case Hole(), _:
-            return [value]
-        case Items(items=shapes), Items(items=items):
-            return [part for item in zip(shapes, items, strict=True) for part in _run_time_parts(*item)]
-        case Output(fields=shapes), Output(fields=fields):
-            return [part for key in shapes for part in _run_time_parts(shapes[key], fields[key])]
-    return []
-
-
-def _only_part(shape: Value, part: Code) -> Value:
-    from onboard.codegen.translate.values import fill
-
-    return fill(shape, [part])
+    return {key: evaluate(item, frame) for key, item in default_nodes(node).items()}

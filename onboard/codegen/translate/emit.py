@@ -12,6 +12,7 @@ from onboard.analysis.source import find_method, module_source
 from onboard.codegen.translate import cleanup
 from onboard.codegen.translate.classes import ClassState, Routine, Translator
 from onboard.codegen.translate.execute import execute
+from onboard.codegen.translate.facts import default_nodes
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.prune import ReplaceAttribute, prune
@@ -98,9 +99,7 @@ def _constructor_calls(translator: Translator) -> dict[str, list[ast.Call]]:
 
 def _kept_defaults(init: Routine, calls: list[ast.Call]) -> dict[str, ast.expr]:
     """Return the defaults of `__init__` worth keeping: those that a call relies on, and constants other than None."""
-    from onboard.codegen.translate.classes import _default_nodes
-
-    defaults = {key: node for key, node in _default_nodes(init.node).items() if key in init.parameters}
+    defaults = {key: node for key, node in default_nodes(init.node).items() if key in init.parameters}
     given = [{item.arg for item in call.keywords} | set(init.parameters[: len(call.args)]) for call in calls]
     omitted = {key for key in defaults if any(key not in names for names in given)}
     plain = {key for key, node in defaults.items() if isinstance(node, ast.Constant) and node.value is not None}
@@ -138,11 +137,20 @@ def _init_text(
     parameters = ["self"]
     for key in init.parameters:
         kind = config_class if isinstance(facts.get(key), Config) else _annotation(init.node, key)
+        if any(isinstance(value, ast.Tuple) for value in _passed(key, init.parameters, calls)):
+            kind += " | tuple[int, ...]"
         parameters.append(f"{key}: {kind}" + (f" = {ast.unparse(defaults[key])}" if key in defaults else ""))
     body = [*init.body, *(_guard(item) for item in state.guards)]
     if state is top:
         body.extend(_tied(state, translator))
     return MethodText("__init__", f"({', '.join(parameters)}) -> None", print_block(body, init.source))
+
+
+def _passed(key: str, parameters: list[str], calls: list[ast.Call]) -> list[ast.expr]:
+    """Return what constructor calls pass for a parameter."""
+    position = parameters.index(key)
+    positional = [call.args[position] for call in calls if position < len(call.args)]
+    return positional + [item.value for call in calls for item in call.keywords if item.arg == key]
 
 
 def _guard(condition: ast.expr) -> ast.stmt:
@@ -157,6 +165,9 @@ def _annotation(node: ast.FunctionDef, key: str) -> str:
     parameter = next(item for item in (*node.args.args, *node.args.kwonlyargs) if item.arg == key)
     written = ast.unparse(parameter.annotation) if parameter.annotation is not None else ""
     simple = [part.strip() for part in written.split("|") if part.strip() in _SIMPLE]
+    default = default_nodes(node).get(key)
+    if not simple and isinstance(default, ast.Constant) and type(default.value).__name__ in _SIMPLE:
+        return type(default.value).__name__
     return " | ".join(simple) or "int"
 
 

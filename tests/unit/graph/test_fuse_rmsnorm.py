@@ -92,6 +92,24 @@ def test_other_additions_stay():
     assert rmse(gm(x), expected) <= 1e-6
 
 
+class Cast(Residual):
+    """Casts to the dtype that the sum has anyway, before its norm and before its next use."""
+
+    def forward(self, x):
+        for norm, mix in zip(self.norms, self.mix, strict=False):
+            x = x + mix(norm(x.to(torch.float32)))
+            x = x.to(torch.float32)
+        return self.norms[2](x.to(torch.float32))
+
+
+def test_identity_casts_do_not_hide_a_pair():
+    gm, x, expected = _case(Cast())
+    gm, _, _ = apply("cleanup_input_constraints", gm)  # the assertions that export puts before casts
+    gm, info, _ = apply("fuse_add_rms_norm", gm)
+    assert info.num_matches == 2
+    assert rmse(gm(x), expected) <= 1e-6
+
+
 class ComputedWeight(nn.Module):
     """A norm whose weight is computed after the addition."""
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from onboard.errors import OnboardError
 from onboard.graph.checkpoint import TensorMeta
-from onboard.graph.weight_names import explain_unused, match_names
+from onboard.graph.weight_names import declared_renaming, explain_unused, match_names
 
 
 class Block(nn.Module):
@@ -184,6 +184,16 @@ def test_match_names_prefers_the_prefix_that_settles_most():
         "h.1.w": "a.h.1.w",
         "head.w": "head.w",
     }
+
+
+def test_names_that_transformers_declares_renamed():
+    rename = declared_renaming(["NoSuchClass", "GPTNeoXForCausalLM", "gpt_neox"])
+    wanted = ["gpt_neox.embed_in.weight", "lm_head.weight"]
+    own = ["gpt_neox.embed_in.weight", "lm_head.weight"]
+    released = ["gpt_neox.embed_in.weight", "embed_out.weight"]
+    assert match_names(wanted, own, rename) == dict(zip(wanted, own, strict=True))
+    if rename("embed_out.weight") != "embed_out.weight":  # releases that kept the checkpoint's name declare nothing
+        assert match_names(wanted, released, rename) == dict(zip(wanted, released, strict=True))
 
 
 def test_a_layer_bias_is_not_a_legacy_mask():

@@ -91,7 +91,6 @@ def _assert_right(requests: list[Request]) -> None:
         (12, None),
         (200, LengthDependentRope(9)),
         (12, LengthDependentRope(9)),
-        (12, LengthDependentRope(9, dynamic=True)),
     ],
 )
 def test_random_loads_finish_with_every_token_in_place(pages: int, rope: LengthDependentRope | None) -> None:

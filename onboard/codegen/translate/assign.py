@@ -1,0 +1,193 @@
+"""Assign values to targets: names, tuples, attributes of `self`, items."""
+
+from __future__ import annotations
+
+import ast
+
+from onboard.codegen.translate.evaluate import bind_result, code, evaluate, settle
+from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.values import (
+    COMPLEX,
+    Code,
+    Half,
+    Hole,
+    Instance,
+    Items,
+    Known,
+    Mapping,
+    ModuleList,
+    Result,
+    Untranslatable,
+    Value,
+    attribute,
+    is_static,
+    name,
+    residual,
+)
+
+
+def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None:
+    """Assign a value to a target."""
+    match target:
+        case ast.Name(id=variable):
+            _store_name(variable, value, frame, origin)
+        case ast.Tuple(elts=targets) | ast.List(elts=targets):
+            _unpack(targets, value, frame, origin)
+        case ast.Attribute(value=ast.Name(id="self"), attr=attr):
+            store_attribute(attr, settle(value, frame), frame, origin)
+        case ast.Subscript():
+            _store_item(target, settle(value, frame), frame, origin)
+        case _:
+            raise Untranslatable(f"an assignment to {ast.unparse(target)}")
+
+
+def _store_name(variable: str, value: Value, frame: Frame, origin: ast.AST) -> None:
+    if not isinstance(value, Result):
+        frame.bind(variable, value, origin)
+        return
+    if _is_plain_tuple(value):
+        frame.bind(variable, Code(value.expr), origin)
+        return
+    names = [f"{variable}_{index}" for index in range(value.holes)]
+    frame.env.values[variable] = bind_result(value, names, frame, origin)
+
+
+def _is_plain_tuple(result: Result) -> bool:
+    """Whether a result is a tuple of its run-time parts and nothing else."""
+    shape = result.shape
+    return not result.transposed and isinstance(shape, Items) and all(isinstance(item, Hole) for item in shape.items)
+
+
+def _unpack(targets: list[ast.expr], value: Value, frame: Frame, origin: ast.AST) -> None:
+    if isinstance(value, Result) and (names := _hole_names(targets, value)) is not None:
+        bound = bind_result(value, names, frame, origin)
+        assert isinstance(bound, Items)
+        for target, item in zip(targets, bound.items, strict=True):
+            assert isinstance(target, ast.Name)
+            frame.env.values[target.id] = item
+        return
+    value = settle(value, frame)
+    match value:
+        case Items(items=items) if len(items) == len(targets):
+            _unpack_items(targets, items, frame, origin)
+        case Known(value=tuple() | list() as known) if len(known) == len(targets):
+            _unpack_items(targets, tuple(map(Known, known)), frame, origin)
+        case Code(form=form) if form == COMPLEX and len(targets) == 2:
+            _unpack_items(targets, (Half(value, 0), Half(value, 1)), frame, origin)
+        case Code():
+            _unpack_code(targets, value, frame, origin)
+        case _:
+            raise Untranslatable(f"unpacking at {frame.source.location(origin)}")
+
+
+def _hole_names(targets: list[ast.expr], result: Result) -> list[str] | None:
+    """Return the target names of the result's parts when each part has one."""
+    if not (isinstance(result.shape, Items) and len(result.shape.items) == len(targets)):
+        return None
+    names = {}
+    for target, item in zip(targets, result.shape.items, strict=True):
+        if not isinstance(target, ast.Name) or not isinstance(item, Hole | Known):
+            return None
+        if isinstance(item, Hole):
+            names[item.index] = target.id
+    return [names[index] for index in range(result.holes)] if len(names) == result.holes else None
+
+
+def _unpack_items(targets: list[ast.expr], items: tuple[Value, ...], frame: Frame, origin: ast.AST) -> None:
+    """Assign one by one, or in one statement when a later item reads an earlier target."""
+    stores = {target.id for target in targets if isinstance(target, ast.Name)}
+    reads = {
+        node.id
+        for item in items[1:]
+        if isinstance(item, Code)
+        for node in ast.walk(item.expr)
+        if isinstance(node, ast.Name)
+    }
+    if stores & reads and all(isinstance(item, Code) for item in items):
+        elements = [item.expr for item in items if isinstance(item, Code)]
+        frame.emit(ast.Assign([_store_tuple(targets)], ast.Tuple(elements, ast.Load())), origin)
+        for target, item in zip(targets, items, strict=True):
+            assert isinstance(target, ast.Name)
+            assert isinstance(item, Code)
+            frame.env.values[target.id] = Code(name(target.id), item.static, item.transposed)
+        return
+    for target, item in zip(targets, items, strict=True):
+        store(target, item, frame, origin)
+
+
+def _store_tuple(targets: list[ast.expr]) -> ast.Tuple:
+    return ast.Tuple([_stored(target) for target in targets], ast.Store())
+
+
+def _stored(target: ast.expr) -> ast.expr:
+    if not isinstance(target, ast.Name):
+        raise Untranslatable(f"unpacking into {ast.unparse(target)}")
+    return name(target.id, store=True)
+
+
+def _unpack_code(targets: list[ast.expr], value: Code, frame: Frame, origin: ast.AST) -> None:
+    """Unpack a run-time tuple; parts of a transposed whole (chunks of the last dimension) are transposed too."""
+    attributes = [target for target in targets if isinstance(target, ast.Attribute)]
+    names = [name(f"{item.attr}_value", True) if item in attributes else _stored(item) for item in targets]
+    frame.emit(ast.Assign([ast.Tuple(list(names), ast.Store())], value.expr), origin)
+    for target, part in zip(targets, names, strict=True):
+        assert isinstance(part, ast.Name)
+        frame.env.values[part.id] = Code(name(part.id), value.static, value.transposed)
+        if target in attributes:
+            store(target, frame.env.values[part.id], frame, origin)
+
+
+def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | None) -> None:
+    """Assign `self.attr`; only `__init__` may."""
+    if frame.kind != "init":
+        raise Untranslatable(f"forward assigns self.{attr}")
+    path = attribute(name("self"), attr)
+    assert isinstance(path, ast.Attribute)
+    target = ast.Attribute(path.value, attr, ast.Store())
+    frame.emit(ast.Assign([target], residual(value)), origin)
+    frame.env.values[f"self.{attr}"] = _at(value, path)
+
+
+def _at(value: Value, path: ast.expr) -> Value:
+    """Return a value as it is read back from the attribute `path`."""
+    match value:
+        case Code(static=static):
+            return Code(path, static)
+        case Instance(made=made):
+            return Instance(made, path)
+        case ModuleList(made=made):
+            return ModuleList(made, path)
+        case Items() | Mapping():
+            return Code(path, is_static(value))
+    return value
+
+
+def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.AST) -> None:
+    owner, key = evaluate(target.value, frame), evaluate(target.slice, frame)
+    if isinstance(owner, Mapping) and isinstance(key, Known):
+        owner.items[key.value] = value
+        return
+    if isinstance(owner, Mapping):
+        if not isinstance(target.value, ast.Name):
+            raise Untranslatable(f"a computed key at {frame.source.location(origin)}")
+        if frame.loops:
+            raise Widened(target.value.id)
+        frame.bind(target.value.id, Code(residual(owner)), origin)
+        owner = frame.env.values[target.value.id]
+    index = code(target.slice, frame) if not isinstance(target.slice, ast.Slice) else target.slice
+    frame.emit(ast.Assign([ast.Subscript(residual(owner), index, ast.Store())], residual(value)), origin)
+    if (
+        isinstance(owner, Code)
+        and isinstance(value, Code)
+        and value.form is not None
+        and isinstance(target.value, ast.Name)
+    ):
+        frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {value.form}")
+
+
+class Widened(Exception):
+    """A dict with known keys got a computed key: it has to exist at run time."""
+
+    def __init__(self, variable: str) -> None:
+        super().__init__(variable)
+        self.variable = variable

@@ -1,0 +1,96 @@
+"""What the uses of a function have in common: the facts with which it is translated."""
+
+from __future__ import annotations
+
+import ast
+
+from onboard.codegen.translate.calls import Args
+from onboard.codegen.translate.values import (
+    Code,
+    Config,
+    Half,
+    Items,
+    Known,
+    Mask,
+    Untranslatable,
+    Value,
+    name,
+    same,
+)
+
+
+def bind(node: ast.FunctionDef, args: Args, *, method: bool) -> tuple[dict[str, Value], dict[str, Value]]:
+    """Bind arguments to a definition's parameters; return them and what falls into `**kwargs`."""
+    if args.stars or node.args.vararg is not None:
+        raise Untranslatable(f"a call of {node.name} with *args")
+    names = [item.arg for item in (*node.args.posonlyargs, *node.args.args)][1 if method else 0 :]
+    if len(args.positional) > len(names):
+        raise Untranslatable(f"too many arguments for {node.name}")
+    bound = dict(zip(names, args.positional, strict=False))
+    named = {*names, *(item.arg for item in node.args.kwonlyargs)}
+    bound |= {key: value for key, value in args.keywords.items() if key in named}
+    rest = {key: value for key, value in args.keywords.items() if key not in named}
+    if rest and node.args.kwarg is None:
+        raise Untranslatable(f"{node.name} takes no {', '.join(rest)}")
+    return bound, rest
+
+
+def default_nodes(node: ast.FunctionDef) -> dict[str, ast.expr]:
+    """Return a definition's defaults by parameter."""
+    names = [item.arg for item in (*node.args.posonlyargs, *node.args.args)]
+    defaults = dict(zip(names[len(names) - len(node.args.defaults) :], node.args.defaults, strict=True))
+    pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    return defaults | {item.arg: default for item, default in pairs if default is not None}
+
+
+def default_fact(node: ast.expr) -> Value:
+    """Return what is known of a parameter that a use leaves out."""
+    try:
+        return Known(ast.literal_eval(node))
+    except ValueError:
+        return Code(node, static=True)
+
+
+def fact_of(value: Value) -> Value:
+    """Return what a function may know of an argument: constants, the config, a mask; run-time values only by kind."""
+    match value:
+        case Known() | Config() | Mask():
+            return value
+        case Code(static=static, form=form):
+            return Code(name("_"), static, form=form)
+        case Items(items=(Half(whole=whole), Half())):
+            return Code(name("_"), form=whole.form)
+        case Items(items=items):
+            return Code(name("_"), all(isinstance(fact_of(item), Known) for item in items))
+    return Code(name("_"))
+
+
+def join_facts(old: Value, new: Value) -> Value:
+    """Return what holds for both of two uses."""
+    if same_fact(old, new):
+        return old
+    if isinstance(old, Code) and isinstance(new, Code) and old.form != new.form:
+        raise Untranslatable("an argument that is a complex RoPE table here and something else there")
+    static = all(isinstance(item, Known | Config) or (isinstance(item, Code) and item.static) for item in (old, new))
+    return Code(name("_"), static)
+
+
+def same_fact(old: Value, new: Value) -> bool:
+    """Whether two facts say the same."""
+    if isinstance(old, Code) and isinstance(new, Code):
+        return old.static == new.static and old.form == new.form
+    return same(old, new)
+
+
+def as_parameters(facts: dict[str, Value]) -> dict[str, Value]:
+    """Return facts as the values of parameters inside the function."""
+    values: dict[str, Value] = {}
+    for key, fact in facts.items():
+        match fact:
+            case Config():
+                values[key] = Config(name(key))
+            case Code(static=static, form=form):
+                values[key] = Code(name(key), static, form=form)
+            case _:
+                values[key] = fact
+    return values

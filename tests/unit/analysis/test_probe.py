@@ -1,0 +1,141 @@
+"""Each probe against modules written here, independently of the canonical ops, in all the ways that they can differ."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from onboard.analysis.probe import probe_mlp, probe_norm, probe_rope, probe_rotary
+from onboard.analysis.recorder import FunctionCall
+
+
+class _Norm(nn.Module):
+    def __init__(self, formula: str, size: int = 24) -> None:
+        super().__init__()
+        self.formula, self.small = formula, 1e-6
+        if "weightless" not in formula:
+            self.weight = nn.Parameter(torch.randn(size))
+        if "bias" in formula:
+            self.bias = nn.Parameter(torch.randn(size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        centre = x - x.mean(-1, keepdim=True) if "layer" in self.formula else x
+        out = centre / (centre.square().mean(-1, keepdim=True) + self.small).sqrt()
+        if "l2" in self.formula:
+            out = x / (x.square().sum(-1, keepdim=True) + self.small).sqrt()
+        if "outside" in self.formula:
+            out = x / (x.square().mean(-1, keepdim=True).sqrt() + self.small)
+        if "weightless" not in self.formula:
+            out = out * (1 + self.weight if "offset" in self.formula else self.weight)
+        return out + self.bias if "bias" in self.formula else out
+
+
+@pytest.mark.parametrize(
+    ("formula", "kind", "parameters"),
+    [
+        ("rms", "rmsnorm", {"eps": "small", "unit_offset": False}),
+        ("rms offset", "rmsnorm", {"eps": "small", "unit_offset": True}),
+        ("layer", "layernorm", {"eps": "small", "per_head": False, "weight": "self.weight", "bias": "None"}),
+        ("layer bias", "layernorm", {"eps": "small", "per_head": False, "weight": "self.weight", "bias": "self.bias"}),
+        ("layer weightless", "layernorm", {"eps": "small", "per_head": False, "weight": "None", "bias": "None"}),
+        ("l2 weightless", "l2norm", {"eps": "small"}),
+    ],
+)
+def test_norms(formula: str, kind: str, parameters: dict[str, object]) -> None:
+    finding = probe_norm(_Norm(formula))
+    assert finding is not None
+    assert (finding.kind, finding.parameters) == (kind, parameters)
+    assert "rmse ratio" in finding.evidence[0]
+
+
+def test_an_epsilon_in_another_place_is_no_known_norm() -> None:
+    assert probe_norm(_Norm("rms outside")) is None
+
+
+def test_a_layer_norm_with_a_weight_for_each_head() -> None:
+    module = _Norm("layer")
+    module.weight = nn.Parameter(torch.randn(3, 24))
+    finding = probe_norm(module)
+    assert finding is not None
+    assert finding.parameters["per_head"] is True
+
+
+def test_a_linear_layer_is_no_norm() -> None:
+    assert probe_norm(nn.Linear(8, 8)) is None
+
+
+class _Mlp(nn.Module):
+    def __init__(self, kind: str, act: nn.Module) -> None:
+        super().__init__()
+        self.kind, self.act = kind, act
+        self.third, self.first = nn.Linear(12, 20), nn.Linear(12, 40 if kind == "gated, fused" else 20)
+        self.second = nn.Linear(20, 12)
+        if kind != "gated":
+            del self.third
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "gated":
+            return self.second(self.third(x) * self.act(self.first(x)))
+        hidden = self.first(x)
+        if self.kind == "gated, fused":
+            gate, up = hidden.split(20, dim=-1)
+            return self.second(self.act(gate) * up)
+        return self.second(self.act(hidden))
+
+
+@pytest.mark.parametrize("kind", ["gated", "plain", "gated, fused"])
+@pytest.mark.parametrize(("name", "act"), [("silu", nn.SiLU()), ("gelu_new", nn.GELU("tanh")), ("relu", nn.ReLU())])
+def test_mlps(kind: str, name: str, act: nn.Module) -> None:
+    config = SimpleNamespace(to_dict=lambda: {"hidden_act": name, "model_type": "x"})
+    finding = probe_mlp(_Mlp(kind, act), config)
+    assert finding is not None
+    assert finding.parameters == {"mlp": kind, "activation": name}
+
+
+def test_an_activation_that_the_config_does_not_name_is_not_guessed() -> None:
+    config = SimpleNamespace(to_dict=lambda: {"hidden_act": "silu"})
+    assert probe_mlp(_Mlp("plain", nn.Tanh()), config) is None
+
+
+def test_cos_and_sin_are_a_rotary_embedding() -> None:
+    angles = torch.randn(2, 7, 8)
+    assert probe_rotary((angles.cos() * 1.3, angles.sin() * 1.3))
+    assert not probe_rotary((angles.cos(), angles.sin() * 1.1))
+    assert not probe_rotary((angles, angles.clone()))
+
+
+def _rotate(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Rotate pairs of channels with a 2 x 2 matrix each, in float64; the rest of the channels passes."""
+    size = 2 * angles.shape[-1]
+    out = x.double().clone()
+    for pair in range(angles.shape[-1]):
+        a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + size // 2)
+        cos, sin = angles[:, None, :, pair].cos(), angles[:, None, :, pair].sin()
+        out[..., a], out[..., b] = x[..., a] * cos - x[..., b] * sin, x[..., a] * sin + x[..., b] * cos
+    return out.float()
+
+
+@pytest.mark.parametrize("rotary_pairs", [4, 3])
+@pytest.mark.parametrize(
+    ("interleaved", "repeat", "op"),
+    [
+        (False, "halves", "torch_rope_with_explicit_cos_sin"),
+        (True, "pairs", "torch_rope_with_complex_freqs"),
+        (True, "halves", "torch_rope_with_complex_freqs"),
+    ],
+)
+def test_rope(rotary_pairs: int, interleaved: bool, repeat: str, op: str) -> None:
+    q, k, angles = torch.randn(2, 4, 5, 8), torch.randn(2, 1, 5, 8), torch.randn(2, 5, rotary_pairs).double()
+    table = torch.cat((angles, angles), -1) if repeat == "halves" else angles.repeat_interleave(2, -1)
+    outputs = [_rotate(x, angles, interleaved) for x in (q, k)]
+    finding = probe_rope(FunctionCall("rope", [q, k, table.cos().float(), table.sin().float()], outputs))
+    assert finding is not None
+    assert finding.parameters == {"op": op}
+
+
+def test_other_functions_of_four_tensors_are_no_rope() -> None:
+    q, cos = torch.randn(2, 4, 5, 8), torch.randn(2, 5, 8)
+    assert probe_rope(FunctionCall("f", [q, q, cos, cos], [q + 1, q])) is None

@@ -1,0 +1,92 @@
+"""A proof has to fail when the file is wrong, and to name the block that is."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from families import config_dict
+
+from onboard import modeling
+from onboard.analysis.analyze import analyze
+from onboard.analysis.spec import ModelSpec
+from onboard.codegen.model_file import generate_model_file
+from onboard.codegen.prove import prove
+from onboard.errors import OnboardError
+
+ATTENTION = ", None, 0.0, True, self.scaling, None, "
+
+
+@cache
+def _generated(family: str) -> tuple[ModelSpec, str]:
+    spec = analyze(config_dict(family), model=family)
+    return spec, generate_model_file(spec)
+
+
+@pytest.mark.parametrize(
+    ("family", "right", "wrong", "block"),
+    [
+        ("llama", "self.scaling = self.head_dim**-0.5", "self.scaling = self.head_dim**-0.45", "layers.0.self_attn"),
+        ("llama", "return residual + hidden_states", "return hidden_states", "layers.0 .*DecoderLayer"),
+        (
+            "llama",
+            "key_states, cos, sin, 2",
+            "key_states, sin, cos, 2",
+            "layers.0.self_attn",
+        ),
+        ("llama", "* scaling, angles", "* 1.01, angles", "rotary_emb"),
+        ("llama", "self.variance_epsilon = eps", "self.variance_epsilon = 0.1", "layers.0.input_layernorm"),
+        (
+            "llama",
+            "self.act_fn(self.gate_proj(x)) * self.up_proj(x)",
+            "self.act_fn(self.up_proj(x)) * self.gate_proj(x)",
+            "mlp",
+        ),
+        ("mistral", "self.config.sliding_window", "None", "layers.0.self_attn"),
+        ("gemma", "1.0 + self.weight", "self.weight", "layers.0.input_layernorm"),
+        ("gemma2", "self.attn_logit_softcapping,", "None,", "layers.0.self_attn"),
+        ("gemma2", "logits = torch.tanh(logits)", "pass", "logits"),
+        ("granite", "/ self.config.logits_scaling", "", "logits"),
+        ("smollm3", "if self.use_rope", "if True", "layers.1.self_attn"),
+    ],
+)
+def test_a_wrong_file_fails_at_the_wrong_block(family: str, right: str, wrong: str, block: str) -> None:
+    spec, text = _generated(family)
+    assert right in text
+    with pytest.raises(OnboardError, match=rf"{block}.* differs from transformers: rmse ratio .* has "):
+        prove(text.replace(right, wrong), spec, export=False)
+
+
+def test_a_missing_weight_is_named() -> None:
+    spec, text = _generated("llama")
+    wrong = text.replace(
+        "self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)", "self.norm = nn.Identity()"
+    )
+    with pytest.raises(OnboardError, match="lacks the weight model.norm.weight"):
+        prove(wrong, spec)
+
+
+def test_data_dependent_code_does_not_export() -> None:
+    spec, text = _generated("llama")
+    wrong = text.replace(
+        "        hidden_states = self.embed_tokens(input_ids)\n",
+        "        hidden_states = self.embed_tokens(input_ids)[: int(input_ids.max()) + 99]\n",
+    )
+    assert wrong != text
+    with pytest.raises(OnboardError, match="torch.export fails"):
+        prove(wrong, spec)
+
+
+def test_proving_leaves_the_table_of_models_alone() -> None:
+    spec, text = _generated("llama")
+    before = dict(modeling._MODELS)
+    prove(text, spec, export=False)
+    assert before == modeling._MODELS
+
+
+def test_what_a_file_was_not_made_for_it_refuses() -> None:
+    _, text = _generated("gemma3_text")
+    spec = analyze(config_dict("gemma3_text"), model="x")
+    spec.config["use_bidirectional_attention"] = True
+    with pytest.raises(OnboardError, match="does not cover .*: use_bidirectional_attention"):
+        prove(text, spec, export=False)
