@@ -185,6 +185,7 @@ def limitations(spec: ModelSpec, found: dict[str, Any], runs: dict[str, Any]) ->
     notes = [f"{skipped} tests were skipped for want of the hardware that they need."] if skipped else []
     if not full:
         notes.append("There was no full run.")
+    notes += [f"{fact[0].upper()}{fact[1:]}." for fact in full.get("facts", []) if "world_size" in fact]
     if settings.get("device") == "cpu":
         notes.append("Ran on the CPU only: GPU kernels and CUDA graphs are untested for this model.")
     if settings.get("device") == "cuda" and not full["cuda_graphs"]["used"]:

@@ -17,6 +17,7 @@ from onboard.workflow.tables import cell, upsert_footnote, upsert_row
 
 MODELS, FEATURES = "## Models", "## Features"
 UNTESTED = "Untested"
+NOT_JUDGED = ", text not judged"
 SHOWN_TRAITS = (
     "attention",
     "rope",
@@ -99,6 +100,7 @@ def model_row(spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any]
 def merge_model_rows(old: list[str], new: list[str]) -> list[str]:
     """Keep what earlier runs verified; the rest is as the newest run says."""
     verified = {part for row in (old, new) for part in row[4].split("; ") if part not in ("", UNTESTED)}
+    verified -= {f"{part}{NOT_JUDGED}" for part in verified}
     return [*new[:4], "; ".join(sorted(verified)) or UNTESTED, new[5]]
 
 
@@ -119,7 +121,7 @@ def verified_on(run: dict[str, Any]) -> str:
     full = run["runs"]["full"]
     if full["status"] != "success":
         return UNTESTED
-    note = "" if full["coherence"]["verdict"] == "coherent" else ", text not judged"
+    note = "" if full["coherence"]["verdict"] == "coherent" else NOT_JUDGED
     return f"{full['settings']['device']} {full['settings']['dtype']}{note}"
 
 

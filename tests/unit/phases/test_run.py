@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 import torch
+from nbclient import NotebookClient
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -22,6 +24,7 @@ from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
 from onboard.registry import config_path
 from onboard.workflow.phase import RunContext
+from onboard.workflow.phases.cookbook import Cookbook, notebook_path
 from onboard.workflow.phases.register import Register
 from onboard.workflow.phases.run import Run, _call, _read_result, reduced_layers
 
@@ -237,3 +240,14 @@ def test_the_agent_ends_with_its_parent(tmp_path: Path) -> None:
     process.stdout.readline()
     process.stdin.close()
     assert process.wait(timeout=10) == 1
+
+
+@pytest.mark.slow
+def test_the_cookbook_runs(root: Path) -> None:
+    context = _registered(root, DEMO)
+    Cookbook().run(context)
+    notebook = nbformat.read(notebook_path(context), as_version=4)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(root / "cookbooks")}}).execute()
+    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
+    assert "'Once upon a time' -> ', there was a" in printed
+    assert "logits (" in printed
