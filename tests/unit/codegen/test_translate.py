@@ -301,7 +301,7 @@ class Toy(nn.Module):
         pair = (a, b)
         a = a * self.scale
         kept = {"a": pair[0], "b": b}
-        b += 2
+        b += 2  # in place: kept["b"] is the same tensor
         return kept["a"] + a - kept["b"] * b ** -2 if cache is None else x
 """
     state, _, forward = translate(text, {"size": 4})
@@ -311,4 +311,4 @@ class Toy(nn.Module):
     body = "\n".join(f"    {line}" for line in forward.splitlines())
     exec(f"def forward(self, x):\n{body}", scope)
     original = state.cls(SimpleNamespace(size=4))
-    torch.testing.assert_close(scope["forward"](original, x), original(x))
+    torch.testing.assert_close(scope["forward"](original, x.clone()), original(x.clone()))
