@@ -127,10 +127,12 @@ def _ruff(source: Source, command: str, *options: str) -> str:
 
 def _header(subject: Subject) -> Outcome:
     source, spec = subject.model, subject.spec
-    header = ast.get_docstring(source.tree) or ""
-    # The models of a family share the file, so it names none of them.
+    header = " ".join((ast.get_docstring(source.tree) or "").split())
+    # The models of a family share the file, so it need not name one of them.
     wanted = {
-        "the version of onboard": r"onboard \d",
+        "the version of onboard": r"onboard \d+\.\d+",
+        "the version of its template": r"template \d+",
+        "the version of transformers": rf"transformers {re.escape(spec.transformers_version)}\b",
         "the source's hash": rf"\b{re.escape(spec.source_hash[:16])}",
     }
     missing = [what for what, pattern in wanted.items() if not re.search(pattern, header)]
@@ -138,7 +140,7 @@ def _header(subject: Subject) -> Outcome:
 
 
 MODEL_TIDINESS = [
-    Item("T01", "the header names the tool's version and the source's hash", _header),
+    Item("T01", "the header names the versions and the hash of the source that it was made from", _header),
     Item("T02", "no other model file is imported", _self_contained),
     Item("T03", "nothing is imported but torch, the config and onboard's ops and modeling", _allowed_imports),
     Item("T04", "the config class is reused, not copied", _config_reused),

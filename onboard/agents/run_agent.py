@@ -38,6 +38,8 @@ PROMPTS = (
     "To make a good cup of tea, first",
     "In simple words, gravity is",
 )
+PROMPTS_FILE = "prompts.txt"
+"""Prompts beside a checkpoint, a line each, of the kind that the model was trained on; used in place of `PROMPTS`."""
 CHAT = [{"role": "user", "content": "In one sentence, why is the sky blue?"}]
 MAX_NEW_TOKENS = 64
 
@@ -105,7 +107,8 @@ def run(
     except Exception as error:  # whatever a model, a kernel or a library raises is this run's result
         traceback.print_exc()
         result["error"] = _one_line(error)
-    return result | {"peak_memory_bytes": peak_memory()}
+    device_type = result.get("settings", {}).get("device", "cpu")
+    return result | {"peak_memory_bytes": peak_memory(device_type)}
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,7 @@ def build_prompts(session: Session, facts: list[str]) -> list[Prompt]:
         draw = random.Random(0)
         vocabulary = session.text_config.vocab_size
         return [Prompt(None, [draw.randrange(vocabulary) for _ in range(min(n, room))]) for n in (5, 9, 17, 3)]
-    prompts = [Prompt(text, tokenizer.encode(text)) for text in PROMPTS]
+    prompts = [Prompt(text, tokenizer.encode(text)) for text in _texts(session.context.factory.checkpoint)]
     if getattr(tokenizer.hf, "chat_template", None):
         text = tokenizer.hf.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
         prompts.append(Prompt(text, tokenizer.hf(text, add_special_tokens=False)["input_ids"], chat=True))
@@ -167,6 +170,11 @@ def build_prompts(session: Session, facts: list[str]) -> list[Prompt]:
             facts.append(f"prompt {prompt.text!r} is cut to {room} tokens: the model has few positions")
             del prompt.token_ids[room:]
     return prompts
+
+
+def _texts(checkpoint: Path) -> Sequence[str]:
+    own = checkpoint / PROMPTS_FILE
+    return own.read_text(encoding="utf-8").splitlines() if own.is_file() else PROMPTS
 
 
 def generate(llm: LLM, prompts: Sequence[Prompt], seconds: dict[str, float]) -> dict[str, Any]:
@@ -280,9 +288,9 @@ def reference_nll(session: Session, ids: list[int]) -> float | None:
         return mean_nll(model(torch.tensor([ids])).logits[0], ids)
 
 
-def peak_memory() -> int:
-    """Return the most bytes that were in use: on the GPU when there is one, else resident in this process."""
-    if torch.cuda.is_available():
+def peak_memory(device_type: str) -> int:
+    """Return the most bytes that were in use: on the GPU when the run was there, else resident in this process."""
+    if device_type == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
@@ -296,9 +304,6 @@ def _adapted(
         if value not in ("auto", getattr(config, name)):
             changes[name] = value
             facts.append(f"{name} is {value} for this run; the config says {getattr(config, name)}")
-    if config.world_size > 1:
-        changes["world_size"] = 1
-        facts.append(f"the run used one device; the config's world_size is {config.world_size}")
     if num_hidden_layers is not None:
         changes["model_kwargs"] = config.model_kwargs | {"num_hidden_layers": num_hidden_layers}
     return RuntimeConfig.model_validate(config.model_dump(exclude_unset=True) | changes)

@@ -13,7 +13,7 @@ from torch import nn
 
 from onboard.agents.source import Outcome, Source
 from onboard.analysis.spec import Block, ModelSpec
-from onboard.testing.models import generated_class
+from onboard.modeling import load_model_file, registered_model
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Subject:
 
     def actual_shapes(self) -> tuple[dict[str, tuple[int, ...]], set[str]]:
         """Execute the model file; return the shapes in its model's state dict, and the names of the parameters."""
-        model = self._build(generated_class(self.model_file, self.spec.config_class))
+        load_model_file(self.model_file)
+        model = self._build(registered_model(self.spec.config_class))
         return _shapes(model), {name for name, _ in model.named_parameters()}
 
     def _build(self, model_class: type[nn.Module]) -> nn.Module:

@@ -9,7 +9,8 @@ from typing import Any
 
 import typer
 
-from onboard.cli import doctor, model, status
+from onboard.cli import demo, doctor, model, status, verify
+from onboard.cli import run as run_command
 from onboard.cli.group import DEFAULT, DefaultCommandGroup
 from onboard.errors import OnboardError
 
@@ -25,8 +26,11 @@ app = typer.Typer(
     epilog=f"A model whose id is the name of a command: onboard {DEFAULT} ID.",
 )
 app.command(DEFAULT)(model.onboard)
+app.command("run")(run_command.run)
+app.command("verify")(verify.verify)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
+app.command("demo")(demo.demo)
 
 
 @app.callback()

@@ -72,7 +72,7 @@ def onboard(
         offline=offline,
         dry_run=dry_run,
     )
-    run = _Run(model, root, options)
+    run = ModelRun(model, root, options)
     error = run.execute(until=until, from_=from_, fresh=fresh)
     if as_json:
         print(run.as_json(error))
@@ -84,7 +84,7 @@ def onboard(
 
 
 @dataclass
-class _Run:
+class ModelRun:
     """One run and what there is to print about it."""
 
     model: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -44,9 +45,12 @@ def run(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")] = False,
     n: Annotated[int, typer.Option("-n", help="Outputs for each prompt.")] = 1,
+    offline: Annotated[bool, typer.Option("--offline", help="Use the local cache only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Generate text with an onboarded model: all prompts in one batch, greedily unless a temperature is set."""
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
     wanted = _prompts(prompts or [], token_ids or [])
     params = _sampling_params(
         max_tokens=max_tokens,

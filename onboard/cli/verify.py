@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,9 +26,12 @@ def verify(
     dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
     compile_backend: Annotated[str, typer.Option(help="auto, torch-simple, torch-compile, torch-cudagraph.")] = "auto",
     seed: Annotated[int | None, typer.Option(help="Of the prompts.", show_default="random")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Use the local cache only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Compare an onboarded model with transformers after every transform; exit code 1 when they differ."""
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
     from onboard.runtime.verify import verify_model
 
     report = verify_model(

@@ -158,8 +158,9 @@ def is_node(value: Any) -> bool:
 
 
 def rank(node: fx.Node) -> int:
-    """Return the number of dimensions of a node's value."""
-    return int(node.meta["val"].dim())
+    """Return the number of dimensions of a node's value; a symbolic size has none."""
+    value = node.meta["val"]
+    return value.dim() if isinstance(value, torch.Tensor) else 0
 
 
 def dtype(node: fx.Node) -> torch.dtype:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 
 from onboard.graph.checkpoint import TensorMeta
 
@@ -12,23 +15,43 @@ _LEGACY_BUFFER = re.compile(r"(^|\.)(rotary_emb\.inv_freq|(self_)?att(entio)?n\.
 """Causal masks and frequencies that old releases of transformers saved with the weights."""
 
 
-def match_names(wanted: Collection[str], available: Collection[str]) -> dict[str, str]:
-    """Return wanted name -> available name: equal ones first, then those that differ by one prefix.
+def declared_renaming(identifiers: Sequence[str]) -> Callable[[str], str]:
+    """Return how transformers renames a checkpoint's tensors when it loads them into its own module.
+
+    `identifiers` are class names and a model type; the first one that transformers knows counts. Conversions that also
+    change values (stacked experts) are none of ours: model files follow the checkpoint there.
+    """
+    declared = (get_checkpoint_conversion_mapping(identifier) for identifier in identifiers)
+    renamings = [each for each in next(filter(None, declared), ()) if isinstance(each, WeightRenaming)]
+
+    def rename(name: str) -> str:
+        for renaming in renamings:
+            name, _ = renaming.rename_source_key(name)
+        return name
+
+    return rename
+
+
+def match_names(
+    wanted: Collection[str], available: Collection[str], rename: Callable[[str], str] = str
+) -> dict[str, str]:
+    """Return wanted name -> available name: equal ones first, then renamed ones, then those that differ by one prefix.
 
     A checkpoint saved from the base model lacks its prefix ("wte.weight" for "transformer.wte.weight"), one saved
     from a larger model has another in addition. The prefix that settles most names is the one used; what it does not
     settle is left out.
     """
     matches = {name: name for name in wanted if name in available}
+    renamed = {rename(name): name for name in available if name not in matches}
+    matches |= {name: renamed.pop(name) for name in wanted if name in renamed and name not in matches}
     missing = [name for name in wanted if name not in matches]
-    spare = set(available) - matches.keys()
-    if not (prefix := _likeliest_prefix(missing, spare)):
+    if not (prefix := _likeliest_prefix(missing, renamed)):
         return matches
     strip, text = prefix
     for name in missing:
         candidate = name.removeprefix(text) if strip else text + name
-        if candidate in spare:
-            matches[name] = candidate
+        if candidate in renamed:
+            matches[name] = renamed[candidate]
     return matches
 
 

@@ -109,7 +109,7 @@ class Engine:
         self.cache.info.set_batch(
             step.token_ids(), step.starts(), step.lengths(), step.pages(), rope_length=step.rope_length
         )
-        logits = self.cache.logits(self.gm)
+        logits = self._forward(step)
         complete = [(row, chunk) for row, chunk in enumerate(step.chunks) if chunk.completes]
         self._count(step, len(complete))
         for chunk in step.chunks:
@@ -132,6 +132,21 @@ class Engine:
             return torch.cat(list(self._prefill_logits(tokens, np.array([pages]))))
         finally:
             allocator.give_back(pages)
+
+    def _forward(self, step: Step) -> torch.Tensor:
+        """Run the graph; a decode step for which graphs were captured and none was replayed is a fact."""
+        before = self._replays
+        logits = self.cache.logits(self.gm)
+        if self._replays == before and hasattr(self.gm, "replays") and step.num_tokens == len(step.chunks):
+            fact = f"decode steps of {len(step.chunks)} sequences ran without a CUDA graph"
+            if fact not in self.facts:
+                self.facts.append(fact)
+        return logits
+
+    @property
+    def _replays(self) -> int:
+        """CUDA graphs replayed so far, 0 for a graph without captures."""
+        return int(getattr(self.gm, "replays", 0))
 
     def _prefill_logits(self, tokens: np.ndarray[Any, Any], pages: np.ndarray[Any, Any]) -> list[torch.Tensor]:
         chunk, parts = min(_LOGITS_CHUNK, self.cache.info.max_num_tokens), []
@@ -158,7 +173,7 @@ class Engine:
         self.stats.generated_tokens += completed
         self.stats.prompt_tokens += step.num_tokens - sum(chunk.sequence.num_pending == 1 for chunk in step.chunks)
         self.stats.preemptions = self.scheduler.num_preemptions
-        self.stats.graph_replays = getattr(self.gm, "replays", 0)
+        self.stats.graph_replays = self._replays
 
     def _choose(self, logits: torch.Tensor, complete: list[tuple[int, Chunk]]) -> None:
         if not complete:

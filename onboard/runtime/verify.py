@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -104,7 +105,9 @@ def verify_model(
     overrides = {"device": device, "dtype": dtype, "compile_backend": compile_backend}
     runtime = resolve_config(str(model), folder, config, overrides)
     if runtime.skip_loading_weights:
-        raise UsageError("verification compares weights with transformers', and skip_loading_weights is set")
+        raise UsageError(
+            "skip_loading_weights is set and random weights have nothing to be compared with", hint="Leave it out"
+        )
     context = make_context(find_checkpoint(runtime), runtime, root=folder, model=str(model))
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     prompts = make_prompts(context, seed)
@@ -177,7 +180,10 @@ def _hf_logits(context: TransformContext, prompts: Sequence[Prompt], dtype: torc
         parameter.data = parameter.data.to(context.dtype).to(dtype)
     model = model.to(context.device).eval()
     inputs = (torch.tensor([list(prompt)], device=context.device) for prompt in prompts)
-    return [model(input_ids=ids, use_cache=False).logits[0].float().cpu() for ids in inputs]
+    logits = [model(input_ids=ids, use_cache=False).logits[0].float().cpu() for ids in inputs]
+    del model
+    gc.collect()  # the pipeline is to find the memory free, and Hugging Face models hold reference cycles
+    return logits
 
 
 def _check(

@@ -24,20 +24,24 @@ class Call:
         """Call the generated `block` with these arguments, by name; return pairs of its tensors and Hugging Face's.
 
         A generated block takes fewer arguments than its original (no masks, no caches), never others; only its first
-        one may have another name. It may also return less: attention gives no weights.
+        one may have another name. It may also return less: attention gives no weights. And where cos and sin are one
+        complex number in the generated model, they are made one here.
         """
         with torch.no_grad():
             actual = tensors(block(**self._arguments_for(block)))
-        assert 0 < len(actual) <= len(self.outputs), (
-            f"{type(block).__name__} returns {len(actual)} tensors, Hugging Face {len(self.outputs)}"
+        expected = self.outputs
+        if [tensor.is_complex() for tensor in actual] == [True]:
+            expected = [as_complex(*expected)]
+        assert 0 < len(actual) <= len(expected), (
+            f"{type(block).__name__} returns {len(actual)} tensors, Hugging Face {len(expected)}"
         )
-        return list(zip(actual, self.outputs, strict=False))
+        return list(zip(actual, expected, strict=False))
 
     def _arguments_for(self, block: nn.Module) -> dict[str, Any]:
         arguments = {}
         for position, (name, parameter) in enumerate(inspect.signature(block.forward).parameters.items()):
             if name in self.arguments:
-                arguments[name] = self.arguments[name]
+                arguments[name] = _in_form_of(parameter, self.arguments[name])
             elif position == 0:
                 arguments[name] = next(iter(self.arguments.values()))
             else:
@@ -45,6 +49,19 @@ class Call:
                     f"{type(block).__name__} wants {name!r}, Hugging Face gives {sorted(self.arguments)}"
                 )
         return arguments
+
+
+def _in_form_of(parameter: inspect.Parameter, value: Any) -> Any:
+    """Return cos and sin as one complex tensor where the generated block's parameter is declared as one tensor."""
+    pair = isinstance(value, tuple) and len(value) == 2
+    return as_complex(*value) if pair and parameter.annotation in (torch.Tensor, "torch.Tensor") else value
+
+
+def as_complex(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Return cos + i sin [..., n] of tables [..., 2 n] that hold each frequency twice, side by side or in halves."""
+    side_by_side = torch.equal(cos[..., ::2], cos[..., 1::2])
+    step = slice(None, None, 2) if side_by_side else slice(cos.shape[-1] // 2)
+    return torch.complex(cos[..., step].float(), sin[..., step].float())
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

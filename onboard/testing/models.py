@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from onboard.modeling import registered_model
+from onboard.modeling import load_model_file, registered_model
 
 
 def hf_causal_lm(model_class: Any, config: Any, seed: int, device: str = "cpu", dtype: str = "float32") -> nn.Module:
@@ -23,21 +22,10 @@ def hf_causal_lm(model_class: Any, config: Any, seed: int, device: str = "cpu", 
 
 def generated_causal_lm(model_file: Path, config: Any, device: str = "cpu", dtype: str = "float32") -> nn.Module:
     """Return the model of a generated model file for `config`; its parameters have `dtype`."""
+    load_model_file(model_file)
     with _default_dtype(getattr(torch, dtype)):  # not .to(dtype): that would round the float32 tables of RoPE too
-        model = generated_class(model_file, type(config).__name__)(config)
+        model = registered_model(type(config).__name__)(config)
     return model.to(device).eval()
-
-
-def generated_class(model_file: Path, config_class: str) -> type[nn.Module]:
-    """Execute a generated model file and return the class that it registers for `config_class`.
-
-    The file is always executed afresh: another root's file may have registered the same config class since.
-    """
-    module_spec = importlib.util.spec_from_file_location(model_file.stem, model_file)
-    assert module_spec is not None
-    assert module_spec.loader is not None
-    module_spec.loader.exec_module(importlib.util.module_from_spec(module_spec))
-    return registered_model(config_class)
 
 
 @contextlib.contextmanager

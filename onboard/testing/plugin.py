@@ -14,6 +14,8 @@ import pytest
 
 from onboard.testing.compare import MEASUREMENTS
 
+_MESSAGE_LINES = 6  # PyTorch's errors go on with the frames of its C++ code
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare where the results go."""
@@ -69,11 +71,12 @@ def _row(item: pytest.Function) -> dict[str, Any]:
 
 
 def _message(report: pytest.TestReport) -> str:
-    """The line that says why a test failed or was skipped."""
+    """What a test failed with or was skipped for; the first lines of a long story."""
     if isinstance(report.longrepr, tuple):
         return str(report.longrepr[2])
     crash = getattr(report.longrepr, "reprcrash", None)
-    return str(crash.message) if crash else str(report.longrepr or "")
+    text = str(crash.message) if crash else str(report.longrepr or "")
+    return "\n".join(text.splitlines()[:_MESSAGE_LINES])
 
 
 def _worst_measurement() -> dict[str, Any]:

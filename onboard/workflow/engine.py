@@ -28,7 +28,7 @@ from onboard.workflow.worklog import Worklog
 
 PHASES = (
     *("gather", "survey", "analyze", "generate", "test", "review"),
-    *("register", "run", "matrix", "cookbook"),
+    *("register", "run", "matrix", "cookbook", "report", "pull_request"),
 )
 """The phases in order; each is a module of `onboard.workflow.phases`."""
 

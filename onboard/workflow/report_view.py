@@ -10,8 +10,8 @@ from typing import Any
 
 from onboard import __version__
 from onboard.analysis.spec import Block, LayerKind, ModelSpec
+from onboard.workflow.checkpoint import layer_kinds, max_positions, native_values
 from onboard.workflow.phase import RunContext
-from onboard.workflow.phases.register import max_positions
 
 _LEVELS = (1e-9, 1.0)
 """Ends of the logarithmic scale on which errors are drawn."""
@@ -20,6 +20,7 @@ _LEVELS = (1e-9, 1.0)
 def report_view(context: RunContext) -> dict[str, Any]:
     """Return everything that the report's templates use."""
     spec = context.spec
+    kinds = layer_kinds(spec)
     found = {name: _optional(context, f"{name}.json") for name in _ARTIFACTS}
     runs = list(found["run"].get("runs", {}).items())
     return {
@@ -28,8 +29,8 @@ def report_view(context: RunContext) -> dict[str, Any]:
         "name": found["registration"].get("name", context.model),
         "facts": key_facts(spec, found["gather"]),
         "chips": chips(found, dict(runs)),
-        "layers": layer_strip(spec),
-        "kinds": [layer_kind(spec, kind, index) for index, kind in enumerate(spec.layer_kinds)],
+        "layers": layer_strip(kinds),
+        "kinds": [kind_view(spec, kind, index) for index, kind in enumerate(kinds)],
         "outer_blocks": [block for block in spec.blocks if not block.path.startswith(layers_prefix(spec))],
         "files": files(context, found),
         "tests": test_groups(found["tests"].get("tests", [])),
@@ -50,11 +51,11 @@ _ARTIFACTS = ("gather", "survey", "tests", "review", "registration", "run")
 
 def key_facts(spec: ModelSpec, gather: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the figures of the overview, as (value, name)."""
-    config, positions = spec.config, max_positions(spec.config)
+    config, positions = native_values(spec.config), max_positions(spec.config)
     found = [
         (short_count(spec.num_parameters), "parameters"),
-        (str(sum(len(kind.layers) for kind in spec.layer_kinds)), "layers"),
-        (str(config.get("hidden_size") or config.get("n_embd") or ""), "hidden size"),
+        (str(sum(len(kind.layers) for kind in layer_kinds(spec))), "layers"),
+        (str(config.get("hidden_size") or ""), "hidden size"),
         (str(config.get("vocab_size") or ""), "vocabulary"),
         (f"{positions:,}" if positions else "", "positions"),
         (size(gather["bytes"]) if gather.get("bytes") else "", "of weights"),
@@ -81,9 +82,9 @@ def _chip(title: str, text: str, good: bool) -> dict[str, str]:
     return {"title": title, "text": text, "state": "open" if text == "not run" else "good" if good else "bad"}
 
 
-def layer_strip(spec: ModelSpec) -> list[dict[str, Any]]:
+def layer_strip(kinds: list[LayerKind]) -> list[dict[str, Any]]:
     """Return the decoder layers from first to last, each with the number of its kind."""
-    kind_of = {layer: index for index, kind in enumerate(spec.layer_kinds) for layer in kind.layers}
+    kind_of = {layer: index for index, kind in enumerate(kinds) for layer in kind.layers}
     return [{"index": layer, "kind": kind_of[layer]} for layer in sorted(kind_of)]
 
 
@@ -92,7 +93,7 @@ def layers_prefix(spec: ModelSpec) -> str:
     return spec.layer_kinds[0].path.rpartition(".")[0] + "."
 
 
-def layer_kind(spec: ModelSpec, kind: LayerKind, index: int) -> dict[str, Any]:
+def kind_view(spec: ModelSpec, kind: LayerKind, index: int) -> dict[str, Any]:
     """Return a kind of layer: which layers are of it, and the blocks in its first one."""
     prefix = f"{kind.path}."
     shared = f"{spec.layer_kinds[0].path}."
@@ -184,6 +185,7 @@ def limitations(spec: ModelSpec, found: dict[str, Any], runs: dict[str, Any]) ->
     notes = [f"{skipped} tests were skipped for want of the hardware that they need."] if skipped else []
     if not full:
         notes.append("There was no full run.")
+    notes += [f"{fact[0].upper()}{fact[1:]}." for fact in full.get("facts", []) if "world_size" in fact]
     if settings.get("device") == "cpu":
         notes.append("Ran on the CPU only: GPU kernels and CUDA graphs are untested for this model.")
     if settings.get("device") == "cuda" and not full["cuda_graphs"]["used"]:

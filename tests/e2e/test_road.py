@@ -27,7 +27,7 @@ VARYING = ("state.json", "worklog.md", "tests.json", "run.json", "report.md", "r
 STAMP = re.compile(r"_\d{8}-\d{6}_")
 # A name and config values that break out of whatever they are pasted into unescaped.
 INJECTION = "x'\"\"\"); open('pwned', 'w') #{{7*7}}<script>"
-FOLDER = "tiny'\"\"\"); open('pwned', 'w') #{{7*7}}<b>"
+FOLDER = "tiny'\"\"\"); open('pwned', 'w') #{{7*7}}<i>"
 
 
 def command(model: str | Path, root: Path, *options: str) -> list[str]:
@@ -103,7 +103,7 @@ def test_nothing_was_injected(hostile: Finished) -> None:
     for path in hostile.root.rglob("*.html"):
         text = path.read_text()
         assert "<script>" not in text
-        assert "<b>" not in text
+        assert "<i>" not in text
     assert all("49" not in Path(path).name for path in hostile.document["artifacts"].values())
 
 

@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from onboard.testing import (
+    Call,
     assert_rmse_close,
     copy_weights,
     fresh_seed,
@@ -58,6 +59,13 @@ def test_rmse_ratio_is_relative_to_the_expected_value() -> None:
 def test_a_difference_fails_with_both_values(actual: torch.Tensor, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         assert_rmse_close(actual, torch.tensor([1.0, 2.0]), 1e-2, "norm")
+
+
+def test_complex_numbers_differ_in_their_imaginary_part_too() -> None:
+    expected = torch.complex(torch.ones(2), torch.tensor([1.0, 2.0]))
+    assert rmse_ratio(expected, expected) == 0
+    with pytest.raises(AssertionError, match=r"at \[1, 1\] it gives 3, expected 2"):
+        assert_rmse_close(torch.complex(torch.ones(2), torch.tensor([1.0, 3.0])), expected, 1e-2, "x")
 
 
 def test_nothing_is_close_to_a_reference_of_zeros_or_nan() -> None:
@@ -139,6 +147,22 @@ def test_replay_finds_arguments_by_name() -> None:
     assert torch.equal(actual, call.arguments["hidden_states"] + call.arguments["position_embeddings"][1].sum())
     with pytest.raises(AssertionError, match="Stranger wants 'frequencies'"):
         call.replay(Stranger())
+
+
+class Complex(nn.Module):
+    def forward(self, states: torch.Tensor, position_embeddings: torch.Tensor) -> torch.Tensor:
+        return position_embeddings
+
+
+@pytest.mark.parametrize("layout", ["halves", "side by side"])
+def test_cos_and_sin_become_one_complex_tensor_where_a_block_wants_that(layout: str) -> None:
+    angles = torch.rand(2, 6, 4)
+    twice = torch.cat((angles, angles), -1) if layout == "halves" else angles.repeat_interleave(2, dim=-1)
+    tables = (twice.cos(), twice.sin())
+    call = Call({"states": torch.ones(1), "position_embeddings": tables}, outputs=list(tables))
+    ((actual, expected),) = call.replay(Complex())
+    assert_rmse_close(actual, torch.polar(torch.ones_like(angles), angles), 1e-6, "argument")
+    assert torch.equal(actual, expected)
 
 
 def test_recording_a_block_that_never_runs_is_an_error() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import fx, nn
 
 from onboard.graph.backends import fused_op
+from onboard.graph.casts import remove_identity_casts
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
@@ -24,13 +25,14 @@ class FuseAddRMSNorm(BaseTransform[TransformConfig]):
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match for each pair; it needs the shapes of what is added."""
         assert isinstance(gm, fx.GraphModule)
+        casts = remove_identity_casts(gm)  # between a sum and its norm, or its next use
         matches = 0
         for backend in _BACKENDS:
             for norm in nodes_of(gm, getattr(torch.ops.onboard, f"{backend}_rmsnorm")):
                 if (total := _residual_sum(norm)) is not None:
                     _fuse(gm, norm, total, backend)
                     matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+        return gm, TransformInfo(num_matches=matches, is_clean=not (matches or casts), has_valid_shapes=True)
 
 
 def _residual_sum(norm: fx.Node) -> fx.Node | None:

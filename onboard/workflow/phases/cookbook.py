@@ -16,9 +16,9 @@ from onboard.analysis.spec import ModelSpec
 from onboard.codegen.render import render
 from onboard.content import content_path
 from onboard.errors import OnboardError
+from onboard.workflow.checkpoint import layer_kinds, max_positions
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
-from onboard.workflow.phases.register import max_positions
 
 TEMPLATE = "cookbook/notebook.j2"
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
@@ -105,10 +105,11 @@ def weight_memory(num_parameters: int) -> str:
 def highlights(spec: ModelSpec) -> list[tuple[str, str]]:
     """Return what is worth knowing about the model, by name."""
     config, positions = spec.config, max_positions(spec.config)
-    kinds = ", ".join(f"{len(kind.layers)} {kind.name.replace('_', ' ')}" for kind in spec.layer_kinds)
+    layers = layer_kinds(spec)
+    kinds = ", ".join(f"{len(kind.layers)} {kind.name.replace('_', ' ')}" for kind in layers)
     found = [
         ("Architecture", f"{spec.architecture}, {spec.num_parameters:,} parameters"),
-        ("Layers", f"{sum(len(kind.layers) for kind in spec.layer_kinds)} ({kinds})"),
+        ("Layers", f"{sum(len(kind.layers) for kind in layers)} ({kinds})"),
         ("Context", f"{positions:,} tokens" if positions else ""),
         ("Vocabulary", f"{config['vocab_size']:,} tokens" if isinstance(config.get("vocab_size"), int) else ""),
     ]

@@ -17,6 +17,7 @@ from onboard.workflow.tables import cell, upsert_footnote, upsert_row
 
 MODELS, FEATURES = "## Models", "## Features"
 UNTESTED = "Untested"
+NOT_JUDGED = ", text not judged"
 SHOWN_TRAITS = (
     "attention",
     "rope",
@@ -47,19 +48,24 @@ class Matrix(Phase):
 
     def run(self, context: RunContext) -> PhaseResult:
         """Update the matrix under the registry's lock."""
-        spec, registration, run = context.spec, context.read_json(REGISTRATION), context.read_json(RUN)
         path = matrix_path(context.root)
         with nullcontext() if context.options.dry_run else registry.registry_lock(context.root):
             text = path.read_text(encoding="utf-8") if path.exists() else empty_matrix()
-            try:
-                text = upsert_row(text, MODELS, model_row(spec, registration, run), 2, merge_model_rows)
-                text = upsert_row(text, FEATURES, feature_row(spec, registration, run), 1, merge_feature_rows)
-            except ValueError as error:
-                raise OnboardError(f"{path}: {error}", hint="Restore the table's heading and header row") from error
-            text = upsert_footnote(text, registration["config_id"], _footnote(registration))
-            context.files.write(path, text)
-        place = context.relative(path)
-        return PhaseResult(artifacts={"matrix": place}, summary=f"{registration['name']} is in {place}")
+            context.files.write(path, update_matrix(text, context))
+        return PhaseResult(artifacts={"matrix": context.relative(path)}, summary=f"row in {context.relative(path)}")
+
+
+def update_matrix(text: str, context: RunContext) -> str:
+    """Return a support matrix with the model's rows and footnote in it; the rest stays as it is."""
+    spec, registration, run = context.spec, context.read_json(REGISTRATION), context.read_json(RUN)
+    try:
+        text = upsert_row(text, MODELS, model_row(spec, registration, run), 2, merge_model_rows)
+        text = upsert_row(text, FEATURES, feature_row(spec, registration, run), 1, merge_feature_rows)
+    except ValueError as error:
+        raise OnboardError(
+            f"registry/supported_models.md: {error}", hint="Restore the table's heading and header row"
+        ) from error
+    return upsert_footnote(text, registration["config_id"], _footnote(registration))
 
 
 def matrix_path(root: Path) -> Path:
@@ -94,6 +100,7 @@ def model_row(spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any]
 def merge_model_rows(old: list[str], new: list[str]) -> list[str]:
     """Keep what earlier runs verified; the rest is as the newest run says."""
     verified = {part for row in (old, new) for part in row[4].split("; ") if part not in ("", UNTESTED)}
+    verified -= {f"{part}{NOT_JUDGED}" for part in verified}
     return [*new[:4], "; ".join(sorted(verified)) or UNTESTED, new[5]]
 
 
@@ -114,7 +121,7 @@ def verified_on(run: dict[str, Any]) -> str:
     full = run["runs"]["full"]
     if full["status"] != "success":
         return UNTESTED
-    note = "" if full["coherence"]["verdict"] == "coherent" else ", text not judged"
+    note = "" if full["coherence"]["verdict"] == "coherent" else NOT_JUDGED
     return f"{full['settings']['device']} {full['settings']['dtype']}{note}"
 
 

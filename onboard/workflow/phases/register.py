@@ -10,10 +10,10 @@ from onboard import registry
 from onboard.analysis.spec import ModelSpec
 from onboard.config import RuntimeConfig, deep_merge
 from onboard.registry import RegistryEntry
+from onboard.workflow.checkpoint import max_positions
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 
 ARTIFACT = "registration.json"
-_DTYPES = ("float32", "float16", "bfloat16")
 
 
 class Register(Phase):
@@ -63,7 +63,7 @@ def standalone_text(context: RunContext, spec: ModelSpec, composition: list[str]
     base = registry.compose_config(composition, context.root).model_dump(mode="json", exclude_unset=True)
     positions = max_positions(spec.config)
     own = {
-        "dtype": config_dtype(context, spec),
+        "dtype": context.options.dtype,
         "max_seq_len": min(base["max_seq_len"], positions) if positions else base["max_seq_len"],
     }
     first: dict[str, Any] = {"model": registry.identity(context.model)}
@@ -72,30 +72,6 @@ def standalone_text(context: RunContext, spec: ModelSpec, composition: list[str]
     config = deep_merge(deep_merge(first, base), own) | {"model_kwargs": {}, "transforms": {}}
     RuntimeConfig.model_validate(config)
     return registry.dump_config(config, "Self-contained: all that a run of this model needs besides its checkpoint.")
-
-
-def config_dtype(context: RunContext, spec: ModelSpec) -> str:
-    """Return the dtype that the user asked for, else the checkpoint's own, else "auto"."""
-    if context.options.dtype != "auto":
-        return context.options.dtype
-    declared = str(spec.config.get("dtype") or spec.config.get("torch_dtype") or "auto")
-    return declared if declared in _DTYPES else "auto"
-
-
-def max_positions(config: dict[str, Any]) -> int | None:
-    """Return how many positions the model was made for, or None when its config sets no bound.
-
-    The config class knows under which name an architecture keeps the number (`n_positions`, `max_position_embeddings`)
-    and what it is when config.json leaves it out.
-    """
-    from transformers import CONFIG_MAPPING
-
-    model_type = config.get("model_type")
-    if model_type in CONFIG_MAPPING:
-        value = getattr(CONFIG_MAPPING[model_type].from_dict(dict(config)), "max_position_embeddings", None)
-    else:
-        value = config.get("max_position_embeddings")
-    return value if isinstance(value, int) and value > 0 else None
 
 
 def family_members(context: RunContext, record: dict[str, Any]) -> list[str]:

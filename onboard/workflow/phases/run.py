@@ -19,6 +19,7 @@ from onboard import registry
 from onboard.analysis.spec import ModelSpec
 from onboard.content import content_path
 from onboard.errors import OnboardError
+from onboard.workflow.checkpoint import layer_kinds
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 
@@ -84,15 +85,16 @@ class Run(Phase):
 
 def reduced_layers(spec: ModelSpec) -> tuple[int, int]:
     """Return how many layers a reduced run has, enough for every kind of layer if few are, and how many there are."""
-    total = sum(len(kind.layers) for kind in spec.layer_kinds)
-    needed = max([2, *(min(kind.layers) + 1 for kind in spec.layer_kinds if kind.layers)])
+    kinds = layer_kinds(spec)
+    total = sum(len(kind.layers) for kind in kinds)
+    needed = max([2, *(min(kind.layers) + 1 for kind in kinds if kind.layers)])
     return min(needed if needed <= MAX_REDUCED_LAYERS else 2, total), total
 
 
 def agent_command(context: RunContext) -> str:
     """Return the command that repeats the full run, from the root."""
-    config = context.read_json(REGISTRATION)["config"]
-    return f"python -m onboard.agents.run_agent --root . --config {config} --output run.json"
+    command = ["python", "-m", "onboard.agents.run_agent", "--root", ".", "--output", "run.json"]
+    return " ".join([*command, "--config", context.read_json(REGISTRATION)["config"], *_overrides(context)])
 
 
 def run_agent(context: RunContext, log: Path, description: str, layers: int | None) -> dict[str, Any]:
@@ -100,7 +102,7 @@ def run_agent(context: RunContext, log: Path, description: str, layers: int | No
     output = context.artifact("agent.json")
     output.unlink(missing_ok=True)
     arguments = ["--config", _config_path(context), "--root", context.root, "--output", output, "--exit-with-parent"]
-    arguments += ["--device", context.options.device, "--dtype", context.options.dtype]
+    arguments += _overrides(context)
     arguments += ["--layers", str(layers)] if layers is not None else []
     command = [sys.executable, "-m", "onboard.agents.run_agent", *map(str, arguments)]
     with log.open("a", encoding="utf-8") as file:
@@ -118,6 +120,12 @@ def summary(runs: dict[str, dict[str, Any]]) -> str:
     device, dtype = full["settings"]["device"], full["settings"]["dtype"]
     verdict = f"{full['coherence']['verdict']}: {full['coherence']['reason']}"
     return f"{device} {dtype}, {full['tokens_per_second']:.0f} tokens/s; text {verdict}"
+
+
+def _overrides(context: RunContext) -> list[str]:
+    """Return the device and dtype that the user asked for, as arguments of the agent."""
+    asked = {"--device": context.options.device, "--dtype": context.options.dtype}
+    return [word for name, value in asked.items() if value != "auto" for word in (name, value)]
 
 
 def _call(command: list[str], log: IO[str], *, offline: bool) -> int:

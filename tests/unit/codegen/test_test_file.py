@@ -123,7 +123,7 @@ def test_the_config_is_the_checkpoint_s_in_small(llama_spec: ModelSpec) -> None:
 def test_each_kind_of_layer_is_tested(llama_spec: ModelSpec) -> None:
     kinds = [LayerKind(name=name, layers=[i], path=f"model.layers.{i}") for i, name in enumerate(("first", "second"))]
     found = constants(generate_test_file(llama_spec.model_copy(update={"layer_kinds": kinds})))
-    assert list(found["LAYERS"]) == ["model.layers.0", "model.layers.1"]
+    assert found["LAYERS"] == {"model.layers.0": "first", "model.layers.1": "second"}
     assert {"model.layers.0.mlp", "model.layers.1.mlp"} <= found["BLOCKS"].keys()
 
 
@@ -145,3 +145,9 @@ def test_strings_of_a_config_stay_strings(llama_spec: ModelSpec) -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     assert "__import__" not in called
+
+
+def test_a_layer_that_the_small_model_lacks_is_an_error(llama_spec: ModelSpec) -> None:
+    kinds = [LayerKind(name="full_attention", layers=[7], path="model.layers.7")]
+    with pytest.raises(OnboardError, match=r"no layer model.layers.7 \(full_attention\)"):
+        generate_test_file(llama_spec.model_copy(update={"layer_kinds": kinds}))

@@ -41,7 +41,8 @@ def context_for(folder: Path, tensors: Mapping[str, torch.Tensor] | None = None,
     """Save `tensors` as a checkpoint in `folder`, and make a context on the CPU in float32 that loads from there."""
     if tensors is not None:
         save_file(dict(tensors), folder / "model.safetensors")
-    factory: Any = SimpleNamespace(checkpoint=folder)
+    config = SimpleNamespace(architectures=None, model_type="none")
+    factory: Any = SimpleNamespace(checkpoint=folder, config=config)
     return TransformContext(factory, RuntimeConfig(**runtime), torch.device("cpu"), torch.float32)
 
 

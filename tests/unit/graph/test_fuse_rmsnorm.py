@@ -92,6 +92,24 @@ def test_other_additions_stay():
     assert rmse(gm(x), expected) <= 1e-6
 
 
+class Cast(Residual):
+    """Casts to the dtype that the sum has anyway, before its norm and before its next use."""
+
+    def forward(self, x):
+        for norm, mix in zip(self.norms, self.mix, strict=False):
+            x = x + mix(norm(x.to(torch.float32)))
+            x = x.to(torch.float32)
+        return self.norms[2](x.to(torch.float32))
+
+
+def test_identity_casts_do_not_hide_a_pair():
+    gm, x, expected = _case(Cast())
+    gm, _, _ = apply("cleanup_input_constraints", gm)  # the assertions that export puts before casts
+    gm, info, _ = apply("fuse_add_rms_norm", gm)
+    assert info.num_matches == 2
+    assert rmse(gm(x), expected) <= 1e-6
+
+
 class ComputedWeight(nn.Module):
     """A norm whose weight is computed after the addition."""
 
@@ -108,4 +126,25 @@ def test_a_computed_weight_is_read_where_it_is_known():
     gm, x, expected = _case(ComputedWeight())
     gm, info, _ = apply("fuse_add_rms_norm", gm)
     assert info.num_matches == 1
+    assert rmse(gm(x), expected) <= 1e-6
+
+
+def test_a_computed_weight_is_computed_once():
+    gm, x, expected = _case(ComputedWeight())
+    gm, info, _ = apply("fuse_rmsnorm", gm, rmsnorm_backend="torch")
+    assert info.num_matches == 1
+    assert "add.Tensor" in targets(gm)  # the residual one
+    assert targets(gm).count("add.Tensor") == 1
+    assert len(list(gm.parameters())) == 1
+    assert rmse(gm(x), expected) <= 1e-6
+
+
+def test_a_weight_that_depends_on_the_input_is_not_folded():
+    class Dynamic(ComputedWeight):
+        def forward(self, x):
+            return torch.ops.onboard.torch_rmsnorm(x, self.weight + x[0, 0], 1e-5)
+
+    gm, x, expected = _case(Dynamic())
+    gm, _, _ = apply("fuse_rmsnorm", gm, rmsnorm_backend="torch")
+    assert targets(gm).count("add.Tensor") == 1
     assert rmse(gm(x), expected) <= 1e-6

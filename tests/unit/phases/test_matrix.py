@@ -55,6 +55,12 @@ def test_verified_devices_add_up(context_for: ContextFactory) -> None:
     assert "| a/l | Yes | Yes |" in matrix_path(context.root).read_text(), "a CPU run does not take CUDA graphs back"
 
 
+def test_a_judged_text_replaces_one_that_was_not(context_for: ContextFactory) -> None:
+    context = _onboarded(context_for, "a/l", run={"verdict": "not judged"})
+    assert _rows(context, 4) == ["cpu float32, text not judged"]
+    assert _rows(_onboarded(context_for, "a/l"), 4) == ["cpu float32"]
+
+
 def test_only_what_ran_says_yes(context_for: ContextFactory) -> None:
     context = _onboarded(context_for, "a/l", run={"agrees": False, "status": "bad_generation"})
     assert "| a/l | Untested | Untested | Untested | N/A | No | N/A |" in matrix_path(context.root).read_text()

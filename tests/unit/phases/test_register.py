@@ -7,7 +7,7 @@ import pytest
 
 from onboard import registry
 from onboard.errors import UsageError
-from onboard.workflow.phases.register import Register, max_positions
+from onboard.workflow.phases.register import Register
 
 from .conftest import ContextFactory, make_context
 
@@ -20,7 +20,7 @@ def test_a_model_gets_an_entry_and_a_config_that_agree(context_for: ContextFacto
     assert entry.yaml_extra == ["dashboard_default.yaml", "world_size_2.yaml", "tiny-llama.yaml"]
     config = registry.load_standalone(registry.config_path(context.root, "tiny-llama"))
     assert config == registry.compose_config(entry.yaml_extra, context.root)
-    assert (config.model, config.dtype, config.world_size) == ("org/Tiny-Llama", "float32", 2)
+    assert (config.model, config.dtype, config.world_size) == ("org/Tiny-Llama", "auto", 2)
     assert config.max_seq_len == 96, "bounded by the positions of the model"
 
 
@@ -82,21 +82,6 @@ def test_a_dry_run_writes_nothing(context_for: ContextFactory) -> None:
     Register().run(context)
     assert not (context.root / "registry").exists()
     assert registry.models_path(context.root) in context.files.pending
-
-
-@pytest.mark.parametrize(
-    ("config", "positions"),
-    [
-        ({"model_type": "gpt2", "n_positions": 77}, 77),
-        ({"model_type": "gpt2"}, 1024),
-        ({"model_type": "llama", "max_position_embeddings": 99}, 99),
-        ({"model_type": "bloom"}, None),
-        ({"model_type": "made_up", "max_position_embeddings": 55}, 55),
-        ({"model_type": "made_up"}, None),
-    ],
-)
-def test_positions_come_from_the_config_class(config: dict[str, object], positions: int | None) -> None:
-    assert max_positions(config) == positions
 
 
 def _register(root: Path, model: str) -> None:

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 import torch
+from nbclient import NotebookClient
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -22,6 +24,7 @@ from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
 from onboard.registry import config_path
 from onboard.workflow.phase import RunContext
+from onboard.workflow.phases.cookbook import Cookbook, notebook_path
 from onboard.workflow.phases.register import Register
 from onboard.workflow.phases.run import Run, _call, _read_result, reduced_layers
 
@@ -178,7 +181,8 @@ def test_departures_from_the_config_are_facts(random_checkpoint: Path, root: Pat
 )
 def test_a_reduced_run_keeps_every_kind_of_layer(kinds: dict[str, list[int]], expected: tuple[int, int]) -> None:
     layer_kinds = [LayerKind(name=name, layers=layers, path="model.layers.0") for name, layers in kinds.items()]
-    assert reduced_layers(make_spec("org/x", layer_kinds=layer_kinds)) == expected
+    config = {"num_hidden_layers": expected[1]}
+    assert reduced_layers(make_spec("org/x", layer_kinds=layer_kinds, config=config)) == expected
 
 
 def _registered(root: Path, checkpoint: Path) -> RunContext:
@@ -236,3 +240,14 @@ def test_the_agent_ends_with_its_parent(tmp_path: Path) -> None:
     process.stdout.readline()
     process.stdin.close()
     assert process.wait(timeout=10) == 1
+
+
+@pytest.mark.slow
+def test_the_cookbook_runs(root: Path) -> None:
+    context = _registered(root, DEMO)
+    Cookbook().run(context)
+    notebook = nbformat.read(notebook_path(context), as_version=4)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(root / "cookbooks")}}).execute()
+    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
+    assert "'Once upon a time' -> ', there was a" in printed
+    assert "logits (" in printed

@@ -1,4 +1,3 @@
-import pytest
 from transformers import AutoConfig
 
 from onboard.runtime.rope import LengthDependentRope, length_dependent_rope
@@ -10,12 +9,15 @@ def _config(**rope: object) -> dict[str, object]:
     return AutoConfig.for_model("llama", **{**TINY, "rope_parameters": parameters}).to_dict()
 
 
-def test_only_longrope_and_dynamic_depend_on_the_length() -> None:
+def test_only_longrope_depends_on_the_length() -> None:
     factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     longrope = _config(rope_type="longrope", original_max_position_embeddings=16, **factors)
     assert length_dependent_rope(longrope) == LengthDependentRope(16)
-    assert length_dependent_rope(_config(rope_type="dynamic", factor=2.0)) == LengthDependentRope(128, dynamic=True)
-    for other in ({"rope_type": "default"}, {"rope_type": "linear", "factor": 2.0}):
+    for other in (
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "dynamic", "factor": 2.0},
+    ):
         assert length_dependent_rope(_config(**other)) is None
 
 
@@ -27,7 +29,5 @@ def test_a_table_nested_by_layer_kind_is_found() -> None:
     assert length_dependent_rope({"rope_parameters": kinds, "max_position_embeddings": 99}) == LengthDependentRope(7)
 
 
-@pytest.mark.parametrize(("dynamic", "tables"), [(False, [0, 0, 11, 11]), (True, [0, 0, 11, 15])])
-def test_the_table_is_that_of_the_length(dynamic: bool, tables: list[int]) -> None:
-    rope = LengthDependentRope(10, dynamic)
-    assert [rope.table(length) for length in (1, 10, 11, 15)] == tables
+def test_the_table_is_that_of_the_length() -> None:
+    assert [LengthDependentRope(10).table(length) for length in (1, 10, 11, 15)] == [0, 0, 11, 11]

@@ -1,0 +1,115 @@
+"""pull_request: a local branch with the model's files and registry lines, and the text to open a pull request with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onboard.codegen.render import render
+from onboard.content import content_path
+from onboard.git import BranchUpdate, Checkout, branch_name
+from onboard.registry import HEADER, RegistryEntry, insert_entry
+from onboard.workflow.phase import Phase, PhaseResult, RunContext
+from onboard.workflow.phases.cookbook import notebook_path
+from onboard.workflow.phases.matrix import empty_matrix, update_matrix
+from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
+from onboard.workflow.phases.run import ARTIFACT as RUN
+from onboard.workflow.report_view import limitations, short_count
+
+TEMPLATE = "pull_request/pull_request.md.j2"
+REGISTRY, MATRIX = "registry/models.yaml", "registry/supported_models.md"
+
+
+class PullRequest(Phase):
+    """Writes `pull_request.md` and, in a git checkout, the branch `onboard/<model>`."""
+
+    name = "pull_request"
+
+    def inputs(self, context: RunContext) -> dict[str, Any]:
+        """Depend on the files of the branch and on what the text says."""
+        return {
+            "template": context.files.digest(content_path("templates", TEMPLATE, root=context.root)),
+            "files": {path: context.files.digest(context.root / path) for path in own_files(context)},
+            "artifacts": context.digest("spec.yaml", "tests.json", "review.json", REGISTRATION, RUN),
+        }
+
+    def run(self, context: RunContext) -> PhaseResult:
+        """Write the text, then the branch; say so when the root is no git checkout."""
+        path = context.artifact("pull_request.md")
+        context.files.write(path, render(TEMPLATE, context.root, **template_values(context)))
+        artifacts = {"pull_request": context.relative(path)}
+        if context.options.dry_run:
+            return PhaseResult(artifacts, "a dry run makes no branch")
+        checkout = Checkout.find(context.root)
+        if checkout is None:
+            return PhaseResult(artifacts, f"{context.root} is not a git checkout: no branch, only the text")
+        return PhaseResult(artifacts, describe(commit_branch(context, checkout)))
+
+
+def commit_branch(context: RunContext, checkout: Checkout) -> BranchUpdate:
+    """Commit the model's files, and its own lines of the shared ones, on the model's branch."""
+    registration = context.read_json(REGISTRATION)
+    branch = branch_name(registration["config_id"])
+    entry = RegistryEntry.model_validate(registration["entry"])
+    files = {path: context.files.read(context.root / path) for path in own_files(context)}
+    files[REGISTRY] = insert_entry(checkout.read(REGISTRY, branch) or HEADER, entry)
+    files[MATRIX] = update_matrix(checkout.read(MATRIX, branch) or empty_matrix(), context)
+    subject = f"Onboard {' '.join(registration['name'].split())}"
+    body = f"Model file of {context.spec.architecture}, its equivalence tests, registry entry and cookbook."
+    return checkout.commit(branch, files, f"{subject}\n\n{body}")
+
+
+def own_files(context: RunContext) -> list[str]:
+    """Return the files under the root that are this model's (and its family's) alone."""
+    family = context.spec.family
+    paths = [
+        f"models/modeling_{family}.py",
+        f"tests/equivalence/test_{family}_modeling.py",
+        context.read_json(REGISTRATION)["config"],
+        context.relative(notebook_path(context)),
+    ]
+    return [path for path in paths if context.files.exists(context.root / path)]
+
+
+def describe(update: BranchUpdate) -> str:
+    """Return one line on the branch."""
+    if update.status == "checked out":
+        return f"the branch {update.branch} is checked out and was left alone: commit the files there yourself"
+    note = f", by {update.identity}, as git has no identity here" if update.identity_is_neutral else ""
+    return f"branch {update.branch} {update.status} at {update.commit[:12]}{note}"
+
+
+def template_values(context: RunContext) -> dict[str, Any]:
+    """Return everything that the text shows."""
+    spec, registration, run = context.spec, context.read_json(REGISTRATION), context.read_json(RUN)
+    tests, review = context.read_json("tests.json"), context.read_json("review.json")
+    full = run["runs"]["full"]
+    found = {"tests": tests, "review": review, "registration": registration, "run": run}
+    return {
+        "name": registration["name"],
+        "spec": spec,
+        "parameters": short_count(spec.num_parameters),
+        "checklist": checklist(tests, review, run),
+        "files": [*own_files(context), f"{REGISTRY} (one entry)", f"{MATRIX} (one row a table)"],
+        "notes": [*spec.tricky, *limitations(spec, found, run["runs"]), *full["facts"]],
+        "prompts": full["prompts"],
+        "command": run["command"],
+        "test_command": tests["command"],
+        "test_output": tests["output"],
+        "review": review["items"],
+    }
+
+
+def checklist(tests: dict[str, Any], review: dict[str, Any], run: dict[str, Any]) -> list[tuple[bool, str]]:
+    """Return what has to hold before merging, as (holds, text)."""
+    full = run["runs"]["full"]
+    failed = [test for test in tests["tests"] if test["status"] == "failed"]
+    passed = sum(test["status"] == "passed" for test in tests["tests"])
+    coherence = full["coherence"]
+    return [
+        (not failed and passed > 0, f"equivalence tests: {passed} passed, {len(failed)} failed"),
+        (review["verdict"] == "PASS", f"review of {len(review['items'])} items: {review['verdict']}"),
+        (full["status"] == "success", f"full run from {run['config']}: {full['status']}"),
+        (full["agreement"]["agrees"], "cached decoding agrees with a full prefill"),
+        (coherence["verdict"] == "coherent", f"text {coherence['verdict']}: {coherence['reason']}"),
+        (full["cuda_graphs"]["used"], f"CUDA graphs {'used' if full['cuda_graphs']['used'] else 'not used'}"),
+    ]
