@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,24 @@ def test_a_window_on_the_gpu(tmp_path: Path) -> None:
 
 
 def _assert_likeliest(model: Tiny, outputs: list[RequestOutput]) -> None:
-    """Each token is transformers' own choice given what precedes it, but for ties within bfloat16's rounding."""
-    hf = model.hf.to("cuda", torch.bfloat16)
+    """Each token is transformers' own choice given what precedes it, but for ties within bfloat16's rounding.
+
+    Rounding moves transformers' own logits in bfloat16 from those in float32; ours may be off by as much again.
+    """
+    rounded = copy.deepcopy(model.hf).to("cuda", torch.bfloat16)
+    exact = copy.deepcopy(rounded).float()
+    right = 0
     for output in outputs:
         ids = torch.tensor([output.prompt_token_ids + output.token_ids], device="cuda")
         with torch.no_grad():
-            rows = hf(ids).logits[0, len(output.prompt_token_ids) - 1 : -1].float().cpu()
-        chosen = rows.gather(1, torch.tensor(output.token_ids)[:, None])[:, 0]
-        gap = (rows.amax(-1) - chosen) / (rows.amax(-1) - rows.amin(-1))
-        assert float(gap.max()) < 0.03
+            rows, reference = (
+                hf(ids).logits[0, len(output.prompt_token_ids) - 1 : -1].float() for hf in (rounded, exact)
+            )
+        chosen = reference.gather(1, torch.tensor(output.token_ids, device="cuda")[:, None])[:, 0]
+        gap = reference.amax(-1) - chosen
+        right += int((gap == 0).sum())
+        assert float(gap.max()) <= 4 * float((rows - reference).abs().max())
+    assert right > 0.9 * sum(len(output.token_ids) for output in outputs)
 
 
 def test_greedy_tokens_come_from_replayed_graphs_and_are_the_likeliest(model: Tiny) -> None:
