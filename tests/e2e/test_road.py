@@ -22,6 +22,8 @@ from hub_server import HubServer, Repository
 
 from onboard.workflow.engine import PHASES
 
+pytestmark = pytest.mark.slow
+
 # What differs between any two runs: times, seeds, and the texts that show them.
 VARYING = ("state.json", "worklog.md", "tests.json", "run.json", "report.md", "report.html", "pull_request.md")
 STAMP = re.compile(r"_\d{8}-\d{6}_")
