@@ -106,6 +106,19 @@ def randomize(model: nn.Module, seed: int) -> None:
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale + shift)
 
 
+def layer_kind_names(config: PretrainedConfig) -> list[str]:
+    """Return the kind of each decoder layer, as the config's per-layer lists tell it."""
+    layers = config.num_hidden_layers
+    types = _per_layer(config, "layer_types") or ["full_attention"] * layers
+    rope = _per_layer(config, "no_rope_layers") or [True] * layers
+    return [str(kind) if turned else f"{kind}_no_rope" for kind, turned in zip(types, rope, strict=True)]
+
+
+def _per_layer(config: PretrainedConfig, name: str) -> list[Any] | None:
+    value = getattr(config, name, None)
+    return list(value) if isinstance(value, list | tuple) and len(value) == config.num_hidden_layers else None
+
+
 def prompt(start: int, length: int = 21, batch: int = 2, seed: int = 0) -> dict[str, torch.Tensor]:
     """Return `input_ids` and `position_ids` [batch, length]; row i begins at position start + 3 i."""
     generator = torch.Generator().manual_seed(seed)
