@@ -158,7 +158,7 @@ def dump_config(config: dict[str, Any], comment: str) -> str:
 
 def find_entry(model: str, root: Path) -> RegistryEntry | None:
     """Return the entry of a model, given as a registry name, an id or a folder."""
-    entries = load_entries(root)
+    entries = sorted(load_entries(root), key=lambda entry: entry.name != model)
     wanted = identity(model)
     by_config = (e for e in entries if _owner(config_path(root, e.config_id)) == wanted)
     return next(by_config, None) or next((e for e in entries if e.name == model), None)

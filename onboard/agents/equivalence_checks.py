@@ -173,7 +173,7 @@ def _whole_model(subject: Subject) -> Outcome:
 
 def _export(subject: Subject) -> Outcome:
     """Exported with a dynamic batch and sequence."""
-    _, test = None, _tests(subject).get("test_export")
+    test = _tests(subject).get("test_export")
     exports = _calls(subject, "torch.export.export", inside=test) if test else []
     dynamic = [node for node in subject.test.all(ast.Dict, test) if _dynamic_dimensions(node) >= {0, 1}] if test else []
     shapes = [call for call in exports if any(key.arg == "dynamic_shapes" for key in call.keywords)]
@@ -198,6 +198,14 @@ def _distinct_shapes(loop: ast.For) -> int:
     return len({ast.unparse(shape) for shape in shapes})
 
 
+def _cached_decode(subject: Subject) -> Outcome:
+    """What the cached graph generates is compared with Hugging Face's logits of the whole text."""
+    test = _tests(subject).get("test_cached_decode")
+    made = _calls(subject, "llm.generate", inside=test) if test else []
+    reference = _calls(subject, "pair.expected", inside=test) if test else []
+    return require(subject.test, made if reference else [], "no test_cached_decode against whole texts")
+
+
 EQUIVALENCE_CHECKS = [
     Item("E01", "the config is small and written out", _tiny),
     Item("E02", "the file under test is modeling_{spec.family}.py of the same root", _model_file),
@@ -215,4 +223,5 @@ EQUIVALENCE_CHECKS = [
     Item("E14", "the whole model's logits are compared", _whole_model),
     Item("E15", "it is exported with dynamic batch and sequence", _export),
     Item("E16", "the exported graph runs on a second shape", _second_shape),
+    Item("E17", "cached decode is compared with whole texts", _cached_decode),
 ]

@@ -107,7 +107,8 @@ def run(
     except Exception as error:  # whatever a model, a kernel or a library raises is this run's result
         traceback.print_exc()
         result["error"] = _one_line(error)
-    return result | {"peak_memory_bytes": peak_memory()}
+    device_type = result.get("settings", {}).get("device", "cpu")
+    return result | {"peak_memory_bytes": peak_memory(device_type)}
 
 
 @dataclass(frozen=True)
@@ -287,9 +288,9 @@ def reference_nll(session: Session, ids: list[int]) -> float | None:
         return mean_nll(model(torch.tensor([ids])).logits[0], ids)
 
 
-def peak_memory() -> int:
-    """Return the most bytes that were in use: on the GPU when there is one, else resident in this process."""
-    if torch.cuda.is_available():
+def peak_memory(device_type: str) -> int:
+    """Return the most bytes that were in use: on the GPU when the run was there, else resident in this process."""
+    if device_type == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
@@ -303,9 +304,6 @@ def _adapted(
         if value not in ("auto", getattr(config, name)):
             changes[name] = value
             facts.append(f"{name} is {value} for this run; the config says {getattr(config, name)}")
-    if config.world_size > 1:
-        changes["world_size"] = 1
-        facts.append(f"the run used one device; the config's world_size is {config.world_size}")
     if num_hidden_layers is not None:
         changes["model_kwargs"] = config.model_kwargs | {"num_hidden_layers": num_hidden_layers}
     return RuntimeConfig.model_validate(config.model_dump(exclude_unset=True) | changes)

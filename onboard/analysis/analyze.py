@@ -16,7 +16,7 @@ from onboard.analysis import probe
 from onboard.analysis.recorder import Recording, record, rmse_ratio
 from onboard.analysis.source import location, module_source
 from onboard.analysis.spec import Block, LayerKind, ModelSpec
-from onboard.analysis.tiny import build_tiny, load_config, prompts
+from onboard.analysis.tiny import build_tiny, load_config, one_line, prompts
 from onboard.analysis.traits import traits
 from onboard.errors import OnboardError
 
@@ -47,7 +47,12 @@ def analyze(
     """
     full = load_config(config, trust_remote_code=trust_remote_code)
     tiny = build_tiny(full)
-    recordings = _record(tiny)
+    try:
+        recordings = _record(tiny)
+    except OnboardError:
+        raise
+    except Exception as error:
+        raise OnboardError(f"a small {full.model_type} model does not run: {one_line(error)}") from error
     source = module_source(type(tiny).__module__)
     blocks = [*_module_blocks(tiny, recordings[0]), *_rope_blocks(tiny, recordings)]
     kinds = _layer_kinds(tiny, recordings[0])

@@ -57,7 +57,7 @@ def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -
     try:
         return AutoConfig.for_model(model_type, **{key: value for key, value in config.items() if key != "model_type"})
     except Exception as error:
-        raise OnboardError(f"transformers refuses this {model_type} config: {_one_line(error)}") from error
+        raise OnboardError(f"transformers refuses this {model_type} config: {one_line(error)}") from error
 
 
 def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
@@ -81,7 +81,7 @@ def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
     try:
         return type(config).from_dict(values)
     except Exception as error:
-        raise OnboardError(f"cannot shrink the {config.model_type} config: {_one_line(error)}") from error
+        raise OnboardError(f"cannot shrink the {config.model_type} config: {one_line(error)}") from error
 
 
 def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
@@ -91,7 +91,7 @@ def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
     except OnboardError:
         raise
     except Exception as error:
-        raise OnboardError(f"transformers cannot build {config.model_type}: {_one_line(error)}") from error
+        raise OnboardError(f"transformers cannot build {config.model_type}: {one_line(error)}") from error
     randomize(model, seed)
     return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
 
@@ -134,7 +134,8 @@ def _check_names(model_type: object, architectures: object) -> None:
             raise OnboardError(f"config.json names an architecture {name!r}, which is not an identifier")
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Return an exception as one line of text."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 

@@ -117,4 +117,4 @@ def _capture(gm: nn.Module, inputs: dict[str, torch.Tensor], pool: Any) -> tuple
 
 
 def _same_place(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    return tensor.data_ptr() == other.data_ptr() and tensor.shape == other.shape
+    return tensor is other or tensor.data_ptr() == other.data_ptr() and tensor.shape == other.shape

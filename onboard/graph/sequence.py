@@ -8,7 +8,7 @@ that a decode step copies only what it needs and a captured CUDA graph always fi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -38,9 +38,12 @@ class _Layout:
 
     tokens: int
     sequences: int
-    host: dict[str, torch.Tensor]
+    arrays: dict[str, IntArray]
+    """On the host."""
     device: dict[str, torch.Tensor]
     num_bytes: int
+    views: dict[tuple[int, int, int], dict[str, torch.Tensor]] = field(default_factory=dict)
+    """By number of tokens, sequences and rows of logits."""
 
 
 class SequenceInfo:
@@ -64,6 +67,8 @@ class SequenceInfo:
         self._device = self._host if device.type == "cpu" else torch.zeros(total, dtype=torch.uint8, device=device)
         self._layouts = [self._layout(tokens, sequences) for tokens in (sequences, self.max_num_tokens + 1)]
         self._copied = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._range = np.arange(self.max_num_tokens + 2)
+        self._info = torch.zeros(4, dtype=torch.int32)
         self.args: dict[str, torch.Tensor] = {}
         """The graph's inputs for this step, by name."""
         self.num_sequences = 0
@@ -90,26 +95,34 @@ class SequenceInfo:
         """
         self.num_sequences = len(lengths)
         padding = self._padding(starts, lengths, rope_length)
-        ids, starts, lengths = (
-            _padded(values, padding, value) for values, value in ((token_ids, 0), (starts, 0), (lengths, 1))
-        )
-        pages = np.concatenate([pages, np.zeros((padding, pages.shape[1]), dtype=pages.dtype)])
-        kv_lens, ends = starts + lengths, np.cumsum(lengths)
-        assert len(ids) == ends[-1]
-        assert lengths.min() > 0
-        assert kv_lens.max() <= self.max_seq_len
-        positions = np.arange(len(ids)) - np.repeat(ends - kv_lens, lengths)
-        sequence = np.repeat(np.arange(len(lengths)), lengths)
-        page_of_token = pages[sequence, positions // self.page_size].astype(np.int64)
-        fields = {
-            "input_ids": ids,
-            "slot_mapping": page_of_token * self.page_size + positions % self.page_size,
-            "cu_seqlens": np.append(0, ends),
-            "kv_lens": kv_lens,
-            "logits_gather_indices": ends - 1 if logits_rows is None else logits_rows,
-        }
-        positions[len(ids) - padding :] = max(rope_length - 1, 0)
-        self._publish({**fields, "position_ids": positions, "block_table": pages})
+        if padding:
+            token_ids, starts, lengths = (
+                _padded(each, padding, i) for i, each in ((0, token_ids), (0, starts), (1, lengths))
+            )
+            pages = np.concatenate([pages, np.zeros((padding, pages.shape[1]), dtype=pages.dtype)])
+        tokens, sequences = len(token_ids), len(lengths)
+        kv_lens = starts + lengths
+        longest_query, longest_kv = int(lengths.max()), int(kv_lens.max())
+        assert longest_kv <= self.max_seq_len
+        sequence, positions, ends = self._rows(starts, lengths)
+        assert tokens == ends[-1]
+        page, offset = np.divmod(positions, self.page_size)
+        wanted = ends - 1 if logits_rows is None else logits_rows
+        layout = self._layout_for(tokens, sequences)
+        host = layout.arrays
+        host["input_ids"][:tokens] = token_ids
+        host["position_ids"][:tokens] = positions
+        host["position_ids"][tokens - padding : tokens] = max(rope_length - 1, 0)
+        host["slot_mapping"][:tokens] = pages[sequence, page].astype(np.int64) * self.page_size + offset
+        host["logits_gather_indices"][: len(wanted)] = wanted
+        host["cu_seqlens"][0] = 0  # the other layout may have written there
+        host["cu_seqlens"][1 : sequences + 1] = ends
+        host["kv_lens"][:sequences] = kv_lens
+        host["block_table"][:sequences, : pages.shape[1]] = pages
+        host["block_table"][:sequences, pages.shape[1] :] = 0
+        self._info.numpy()[:] = sequences, tokens, longest_query, longest_kv
+        self._copy_to_device(layout)
+        self.args = self._views(layout, tokens, sequences, len(wanted))
 
     def set_decode_example(self, size: int, kv_len: int = 1) -> None:
         """Set a decode batch of `size` sequences with `kv_len` keys each that read the same pages (from 1 on).
@@ -142,26 +155,42 @@ class SequenceInfo:
             return 0
         return next((size - len(lengths) for size in self.decode_sizes if size >= len(lengths)), 0)
 
-    def _publish(self, fields: dict[str, IntArray]) -> None:
-        """Write the fields into the host buffer, start its copy and set `args` to the views."""
-        tokens, sequences = len(fields["input_ids"]), len(fields["kv_lens"])
+    def _rows(self, starts: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Return each token's sequence and position [tokens], and where each sequence's tokens end [sequences]."""
+        order = self._range[: len(lengths)]
+        if lengths.max() == 1:  # decode, which has to be quick
+            return order, starts, order + 1
+        ends = np.cumsum(lengths)
+        sequence = np.repeat(order, lengths)
+        return sequence, self._range[: ends[-1]] - np.repeat(ends - starts - lengths, lengths), ends
+
+    def _layout_for(self, tokens: int, sequences: int) -> _Layout:
+        """Return the smaller layout that fits, once its host buffer is free to be written."""
         layout = next(each for each in self._layouts if tokens <= each.tokens)
         assert sequences <= layout.sequences
         if self._copied is not None:
             self._copied.synchronize()  # the last step's copy may still read the host buffer
-        layout.host["block_table"][:sequences] = 0
-        for name, values in fields.items():
-            target = layout.host[name].numpy()
-            target[tuple(slice(size) for size in values.shape)] = values
+        return layout
+
+    def _copy_to_device(self, layout: _Layout) -> None:
         if self._copied is not None:
             self._device[: layout.num_bytes].copy_(self._host[: layout.num_bytes], non_blocking=True)
             self._copied.record()
-        views = {name: layout.device[name][: len(values)] for name, values in fields.items()}
+
+    def _views(self, layout: _Layout, tokens: int, sequences: int, rows: int) -> dict[str, torch.Tensor]:
+        """Return the inputs' views; those of pure decode steps are kept, since making them takes a while."""
+        key = (tokens, sequences, rows)
+        if (known := layout.views.get(key)) is not None:
+            return known
+        counts = {"cu_seqlens": sequences + 1, "kv_lens": sequences, "block_table": sequences}
+        counts["logits_gather_indices"] = rows
+        views = {name: tensor[: counts.get(name, tokens)] for name, tensor in layout.device.items()}
         for name in ("input_ids", "position_ids"):
             views[name] = views[name][None]
-        longest_query, longest_kv = int(np.diff(fields["cu_seqlens"]).max()), int(fields["kv_lens"].max())
-        info = torch.tensor([sequences, tokens, longest_query, longest_kv], dtype=torch.int32)
-        self.args = {**views, "batch_info_host": info}
+        views["batch_info_host"] = self._info
+        if tokens == sequences == rows:
+            layout.views[key] = views
+        return views
 
     def _shapes(self, tokens: int, sequences: int) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(_DTYPES, (tokens,))
@@ -175,14 +204,15 @@ class SequenceInfo:
         return sum(_aligned(int(np.prod(shapes[name])) * dtype.itemsize) for name, dtype in _DTYPES.items())
 
     def _layout(self, tokens: int, sequences: int) -> _Layout:
-        host, device, offset = {}, {}, 0
+        arrays, device, offset = {}, {}, 0
         for name, shape in self._shapes(tokens, sequences).items():
             size = int(np.prod(shape)) * _DTYPES[name].itemsize
-            host[name], device[name] = (
+            host, device[name] = (
                 buffer[offset : offset + size].view(_DTYPES[name]).view(shape) for buffer in (self._host, self._device)
             )
+            arrays[name] = host.numpy()
             offset += _aligned(size)
-        return _Layout(tokens, sequences, host, device, offset)
+        return _Layout(tokens, sequences, arrays, device, offset)
 
 
 class CachedSequenceInterface:
@@ -194,6 +224,7 @@ class CachedSequenceInterface:
         """Cache name (a placeholder of the graph) -> what it stores."""
         self.caches: dict[str, torch.Tensor] = {}
         self.allocator = PageAllocator(0)
+        self._known: tuple[nn.Module, int, list[str]] | None = None
 
     def add_cache(self, name: str, resource: KVPagedResource) -> None:
         """Register a cache; its memory comes with `allocate`."""
@@ -230,8 +261,8 @@ class CachedSequenceInterface:
 
     def call(self, gm: nn.Module) -> torch.Tensor:
         """Run `gm` on the present step with exactly the inputs that it names; return logits [1, rows, vocabulary]."""
-        args = self.args
-        output = gm(**{name: args[name] for name in input_names(gm)})
+        info, caches = self.info.args, self.caches
+        output = gm(**{name: info[name] if name in info else caches[name] for name in self._names(gm)})
         logits = getattr(output, "logits", output)
         assert isinstance(logits, torch.Tensor)
         return logits
@@ -239,9 +270,16 @@ class CachedSequenceInterface:
     def logits(self, gm: nn.Module) -> torch.Tensor:
         """Run `gm` and return the wanted logits [wanted rows, vocabulary], padding rows included."""
         logits = self.call(gm)[0]
-        if "logits_gather_indices" in input_names(gm):
+        if "logits_gather_indices" in self._names(gm):
             return logits
         return logits[self.info.args["logits_gather_indices"]]
+
+    def _names(self, gm: nn.Module) -> list[str]:
+        """Return the names of the inputs of `gm`, read off its graph only after the graph has changed."""
+        size = len(gm.graph.nodes)  # type: ignore[union-attr, arg-type]
+        if self._known is None or self._known[:2] != (gm, size):
+            self._known = gm, size, input_names(gm)
+        return self._known[2]
 
 
 def input_names(gm: nn.Module) -> list[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
 
 from onboard.graph.fx import Target, call
@@ -36,7 +39,17 @@ def infer_value(node: fx.Node) -> None:
     if all(_value(source) is not None for source in node.all_input_nodes):
         args, kwargs = fx.map_arg((node.args, node.kwargs), _value)
         assert callable(node.target)
-        node.meta["val"] = node.target(*args, **kwargs)
+        with _symbolic(_value(source) for source in node.all_input_nodes):
+            node.meta["val"] = node.target(*args, **kwargs)
+
+
+@contextmanager
+def _symbolic(values: Iterable[Any]) -> Iterator[None]:
+    """Run ops on fake tensors in their mode, with the Python dispatcher: without it torch 2.11 decomposes a linear in
+    C++, which cannot count elements of a symbolic size."""
+    fake = next((value for value in values if isinstance(value, FakeTensor)), None)
+    with fake.fake_mode if fake is not None else nullcontext(), enable_python_dispatcher():
+        yield
 
 
 def _value(node: fx.Node) -> Any:

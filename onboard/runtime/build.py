@@ -54,15 +54,18 @@ def build_engine(
 def make_context(
     checkpoint: Path, runtime: RuntimeConfig, *, root: Path | None = None, model: str | None = None
 ) -> TransformContext:
-    """Return the context of a pipeline run: device, dtype and limits settled, the generated file known to exist."""
-    if runtime.world_size > 1:
-        raise UsageError(f"world_size is {runtime.world_size} and models run on one device", hint="Set it to 1")
+    """Return the context of a pipeline run: device, dtype and limits settled, the generated file known to exist.
+
+    Models run on one device. A registered config names as many as its size calls for; that it got one is a fact.
+    """
+    facts = [f"runs on one device; the config's world_size is {runtime.world_size}"] if runtime.world_size > 1 else []
+    runtime = runtime.model_copy(update={"world_size": 1}) if facts else runtime
     device = resolve_device(runtime.device)
     factory = ModelFactory(checkpoint, root=root, dtype=torch.float32, model_kwargs=runtime.model_kwargs)
     factory.dtype = resolve_dtype(runtime.dtype, factory.config, device)
     _check_onboarded(factory.config.model_type, root, model or str(checkpoint))
     return TransformContext(
-        factory=factory, runtime=_fitted(runtime, factory.config), device=device, dtype=factory.dtype
+        factory=factory, runtime=_fitted(runtime, factory.config), device=device, dtype=factory.dtype, facts=facts
     )
 
 

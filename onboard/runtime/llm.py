@@ -78,6 +78,8 @@ class LLM:
         world_size: int = 1,
         config: ConfigLike = None,
     ) -> None:
+        if world_size > 1:
+            raise UsageError(f"world_size is {world_size} and models run on one device", hint="Set it to 1")
         folder = Path.cwd() if root is None else Path(root).expanduser()
         overrides = {"device": device, "dtype": dtype, "world_size": world_size}
         self.runtime: RuntimeConfig = resolve_config(str(model), folder, config, overrides)

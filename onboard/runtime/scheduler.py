@@ -32,6 +32,7 @@ class Request:
     num_cached: int = 0
     """Leading tokens whose keys and values are in the cache."""
     pages: list[int] = field(default_factory=list)
+    """Grows until `release` empties it."""
     logprobs: list[dict[int, float]] = field(default_factory=list)
     text: str = ""
     """The generated text, set at the end."""
@@ -40,6 +41,19 @@ class Request:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+        self._page_row = np.zeros(0, dtype=np.int32)
+
+    def page_row(self) -> IntArray:
+        """Return the pages as an array."""
+        if len(self._page_row) != len(self.pages):
+            self._page_row = np.array(self.pages, dtype=np.int32)
+        return self._page_row
+
+    def release(self) -> list[int]:
+        """Forget pages and cached tokens; return the pages."""
+        pages, self.pages, self.num_cached = self.pages, [], 0
+        self._page_row = self._page_row[:0]
+        return pages
 
     @property
     def generated(self) -> list[int]:
@@ -98,8 +112,11 @@ class Step:
 
     def pages(self) -> IntArray:
         """Return each sequence's pages, filled up with the spare page 0."""
-        width = max(len(chunk.sequence.pages) for chunk in self.chunks)
-        return np.array([chunk.sequence.pages + [0] * (width - len(chunk.sequence.pages)) for chunk in self.chunks])
+        rows = [chunk.sequence.page_row() for chunk in self.chunks]
+        table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
+        for target, row in zip(table, rows, strict=True):
+            target[: len(row)] = row
+        return table
 
 
 class Scheduler:
@@ -169,12 +186,10 @@ class Scheduler:
         self.waiting.clear()
 
     def _fill(self, step: Step) -> Step:
-        preemptions = self.num_preemptions
         for sequence in list(self.running):
             if sequence.pages:  # it may have been preempted meanwhile
                 self._advance(sequence, step)
-        if preemptions == self.num_preemptions:
-            self._admit(step)
+        self._admit(step)
         return step
 
     def _advance(self, sequence: Request, step: Step) -> None:
@@ -218,9 +233,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _release(self, sequence: Request) -> None:
-        self.allocator.give_back(sequence.pages)
-        sequence.pages = []
-        sequence.num_cached = 0
+        self.allocator.give_back(sequence.release())
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)

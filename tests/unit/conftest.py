@@ -23,6 +23,15 @@ _BLOCKS = {
 }
 
 
+_ROPE = Block(
+    class_name="apply_rotary_pos_emb",
+    kind="rope",
+    path="",
+    source="modeling_llama.py:1",
+    parameters={"op": "torch_rope_with_explicit_cos_sin"},
+)
+
+
 @pytest.fixture(scope="session")
 def llama_spec() -> ModelSpec:
     """What the analysis finds in a small llama checkpoint."""
@@ -49,7 +58,8 @@ def llama_spec() -> ModelSpec:
         blocks=[
             Block(class_name=name, kind=kind, path=path, source="modeling_llama.py:1")
             for name, (kind, path) in _BLOCKS.items()
-        ],
+        ]
+        + [_ROPE],
         layer_kinds=[LayerKind(name="full_attention", layers=[0, 1, 2], path="model.layers.0")],
     )
 

@@ -8,10 +8,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
+import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.capture import capture_sizes
 from onboard.graph.context import TransformContext
 from onboard.graph.cuda_graph import CapturedDecode
+from onboard.graph.fx import graph_modules, nodes_of
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -55,10 +57,9 @@ class CompileModel(BaseTransform[CompileModelConfig]):
         """Count one match for the compiled graph and one for each captured batch size."""
         if self.config.piecewise_enabled:
             raise OnboardError("piecewise CUDA graphs are not available yet", hint="Set piecewise_enabled: false")
-        backend = self._backend(context)
         if self.config.num_batched_inputs is not None:
             context.facts.append("compile_model: num_batched_inputs has no effect, the graph's inputs tell")
-        matches = 0
+        backend, matches = self._backend(gm, context), 0
         if backend in ("torch-compile", "torch-opt"):
             gm = torch.compile(gm, dynamic=True)  # type: ignore[assignment]
             matches += 1
@@ -67,21 +68,35 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             matches += len(gm.sizes)
         return gm, TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
 
-    def _backend(self, context: TransformContext) -> str:
+    def _backend(self, gm: nn.Module, context: TransformContext) -> str:
         backend = context.runtime.compile_backend if self.config.backend == "auto" else self.config.backend
-        on_gpu = context.device.type == "cuda"
+        obstacle = _obstacle_to_capture(gm, context)
         if backend == "auto":
-            return "torch-cudagraph" if on_gpu else "torch-simple"
-        if backend in ("torch-cudagraph", "torch-opt") and not on_gpu:
-            raise UsageError(f"compile back end {backend} needs a GPU, not {context.device}", hint="Use torch-simple")
+            if obstacle and context.device.type == "cuda":
+                context.facts.append(f"{self.key}: CUDA graphs are not used, {obstacle}")
+            return "torch-simple" if obstacle else "torch-cudagraph"
+        if backend in ("torch-cudagraph", "torch-opt") and obstacle:
+            raise UsageError(f"compile back end {backend} cannot be used: {obstacle}", hint="Use torch-simple")
         return backend
 
     def _captured(self, gm: nn.Module, context: TransformContext) -> CapturedDecode:
         settings = context.runtime.cuda_graph_config
-        wanted = self.config.cuda_graph_batch_sizes or settings.batch_sizes
+        own = self.config.cuda_graph_batch_sizes
+        wanted = own if own is not None else settings.batch_sizes
         sizes = capture_sizes(wanted, context.runtime.max_batch_size)
+        if larger := sorted(set(wanted or ()) - set(sizes)):
+            context.facts.append(f"{self.key}: no CUDA graphs for {larger}, larger than max_batch_size")
         captured = CapturedDecode(gm, padding=settings.enable_padding)
         captured.capture(context.cache, sizes)
         if settings.enable_padding:
             context.cache.info.decode_sizes = sizes
         return captured
+
+
+def _obstacle_to_capture(gm: nn.Module, context: TransformContext) -> str:
+    """Return why decode steps cannot become CUDA graphs, "" when they can; a failed capture spoils the process."""
+    if context.device.type != "cuda":
+        return f"they need a GPU, not {context.device}"
+    if any(nodes_of(graph, torch.ops.onboard.torch_cached_attention) for _, graph in graph_modules(gm)):
+        return "torch_cached_attention reads lengths on the host (attn_backend triton does not)"
+    return "" if context.cache is not None else "the graph has no cache"

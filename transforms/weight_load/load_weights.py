@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
+from itertools import chain
+
 import torch
 from torch import nn
 
@@ -48,23 +51,29 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
     def _load(self, gm: nn.Module, groups: list[list[str]], context: TransformContext) -> None:
         plan, checkpoint = weight_plan(gm), Checkpoint(context.factory.checkpoint)
         wanted = {part: [part, *further_names(gm, part)] for names in groups for part in plan.parts(names[0])}
-        found = _find(wanted, checkpoint, context)
+        buffers = [name for name, _ in gm.named_buffers() if name in gm.state_dict()]
+        found = _find(wanted, buffers, checkpoint, context)
         device = self.config.checkpoint_device or context.device
         for names in groups:
             parameter = _allocate(gm, names[0], context)
             for part, view in plan.slices(names[0], parameter):
                 view.zero_() if part is None else _read(checkpoint, found[part], view, device)
             _place(gm, names, parameter)
+        for name in found.keys() & set(buffers):
+            _read(checkpoint, found[name], gm.get_buffer(name), device)
 
 
-def _find(wanted: dict[str, list[str]], checkpoint: Checkpoint, context: TransformContext) -> dict[str, str]:
-    """Return each part's checkpoint name, any name of a tied tensor; raise when the two sides differ."""
+def _find(
+    wanted: dict[str, list[str]], buffers: list[str], checkpoint: Checkpoint, context: TransformContext
+) -> dict[str, str]:
+    """Return each part's checkpoint name, any name of a tied tensor; raise when the two sides differ.
+
+    A persistent buffer that the checkpoint lacks keeps its initial value, which is a fact.
+    """
     available = checkpoint.names()
-    config = context.factory.config
-    rename = declared_renaming([*(config.architectures or []), config.model_type])
-    matches = match_names([name for names in wanted.values() for name in names], available, rename)
-    found = {part: next((matches[name] for name in names if name in matches), "") for part, names in wanted.items()}
-    if missing := [part for part, name in found.items() if not name]:
+    matches = match_names([*chain(*wanted.values()), *buffers], available, _declared_renaming(context))
+    found = {part: matches[name] for part, names in wanted.items() if (name := _first(names, matches))}
+    if missing := [part for part in wanted if part not in found]:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise OnboardError(f"the checkpoint has no {missing[0]}{more}", hint=_WRONG_MODEL)
     used = set(matches.values())
@@ -72,7 +81,17 @@ def _find(wanted: dict[str, list[str]], checkpoint: Checkpoint, context: Transfo
     if wrong:
         raise OnboardError(f"the model has no use for {wrong[0]} of the checkpoint ({len(wrong)})", hint=_WRONG_MODEL)
     context.facts.extend(facts)
-    return found
+    context.facts.extend(f"the checkpoint has no {name}, a buffer" for name in buffers if name not in matches)
+    return found | {name: matches[name] for name in buffers if name in matches}
+
+
+def _first(names: list[str], known: Container[str]) -> str | None:
+    return next((name for name in names if name in known), None)
+
+
+def _declared_renaming(context: TransformContext) -> Callable[[str], str]:
+    config = context.factory.config
+    return declared_renaming([*(config.architectures or []), config.model_type])
 
 
 def _read(checkpoint: Checkpoint, name: str, target: torch.Tensor, device: torch.device | str) -> None:

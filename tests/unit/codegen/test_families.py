@@ -80,6 +80,12 @@ def test_every_attribute_that_is_set_is_read(family: str) -> None:
         assert stored - loaded <= {"weight"}, cls.name
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "starcoder2"])
+def test_layer_norms_are_canonical_ops(family: str) -> None:
+    assert "nn.LayerNorm(" not in _text(family)
+    assert _text(family).count("torch_layernorm") == 1
+
+
 def test_generation_is_deterministic() -> None:
     spec = _spec("gemma3_text", "4b")
     again = ModelSpec.from_yaml(spec.to_yaml())

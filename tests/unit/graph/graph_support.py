@@ -85,7 +85,7 @@ def random_inputs(batch: int, sequence: int, vocabulary: int = 97) -> tuple[torc
 def rmse(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the root mean square error relative to the root mean square of `expected`."""
     error = (actual.double() - expected.double()).square().mean().sqrt()
-    return float(error / expected.double().square().mean().sqrt())
+    return float((error / expected.double().square().mean().sqrt()).detach())
 
 
 class _Given(BaseTransform[TransformConfig]):

@@ -4,76 +4,20 @@ No CUDA graph exists on the CPU: a stand-in that runs the module on the static i
 does, shows that inputs arrive, are padded, and that results are cut. tests/gpu has the real thing.
 """
 
-import numpy as np
 import pytest
 import torch
+from decoder_support import VOCABULARY, copied_inputs, decoder, make_cache, set_decode_batch
 from fusion_support import apply, context_for
 from graph_support import rmse
-from torch import fx, nn
 
-import onboard.ops  # noqa: F401
 from onboard.errors import OnboardError, UsageError
-from onboard.graph.cache import KVPagedResource
 from onboard.graph.capture import capture_sizes, pad_decode
 from onboard.graph.cuda_graph import CapturedDecode, _Captured
-from onboard.graph.sequence import CachedSequenceInterface, SequenceInfo
-
-HEADS, SIZE, VOCABULARY, PAGE = 2, 4, 13, 4
-METADATA = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host")
-
-
-class Decoder(nn.Module):
-    """One layer of paged attention between an embedding and a head, with the inputs of a cached graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, HEADS * SIZE)
-        self.positions = nn.Embedding(64, HEADS * SIZE)
-        self.head = nn.Linear(HEADS * SIZE, VOCABULARY)
-
-    def forward(
-        self, input_ids, position_ids, cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host,
-        logits_gather_indices, k_cache, v_cache,
-    ):  # fmt: skip
-        x = self.embed(input_ids) + self.positions(position_ids)
-        heads = x.view(1, -1, HEADS, SIZE)
-        metadata = (cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host)
-        attended = torch.ops.onboard.torch_cached_attention(heads, heads * 0.5, heads + 1, *metadata, k_cache, v_cache)
-        hidden = x + attended.flatten(2)
-        return self.head(torch.ops.onboard.gather_logits_before_lm_head(hidden, logits_gather_indices))
-
-
-class Leaves(fx.Tracer):
-    def is_leaf_module(self, module, name):
-        return False
 
 
 @pytest.fixture
 def gm():
-    return fx.GraphModule(model := Decoder().requires_grad_(False), Leaves().trace(model))
-
-
-def _cache(num_pages: int = 24, max_batch_size: int = 8) -> CachedSequenceInterface:
-    info = SequenceInfo(
-        max_batch_size=max_batch_size, max_seq_len=16, max_num_tokens=64, page_size=PAGE, device=torch.device("cpu")
-    )
-    cache = CachedSequenceInterface(info)
-    for name in ("k_cache", "v_cache"):
-        cache.add_cache(name, KVPagedResource(HEADS, SIZE, torch.float32, PAGE))
-    cache.allocate(num_pages)
-    for name, tensor in cache.caches.items():
-        tensor.copy_(torch.randn(tensor.shape) * 0.5 + (name == "v_cache"))
-    return cache
-
-
-def _decode_batch(cache: CachedSequenceInterface, size: int) -> None:
-    starts = np.random.default_rng().integers(0, 12, size)
-    pages = np.arange(1, 1 + 4 * size).reshape(size, 4) % cache.num_pages
-    cache.info.set_batch(np.random.default_rng().integers(0, VOCABULARY, size), starts, np.ones(size, int), pages)
-
-
-def _inputs(cache: CachedSequenceInterface) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in cache.args.items()}
+    return decoder()
 
 
 @pytest.mark.parametrize(
@@ -97,9 +41,9 @@ def test_a_size_below_one_is_refused():
 
 @pytest.mark.parametrize(("size", "padded"), [(1, 4), (3, 4), (2, 8), (4, 4)])
 def test_padding_changes_no_row_and_no_page_of_a_sequence(gm, size, padded):
-    cache = _cache()
-    _decode_batch(cache, size)
-    plain, more = _inputs(cache), _inputs(cache)
+    cache = make_cache()
+    set_decode_batch(cache, size)
+    plain, more = copied_inputs(cache), copied_inputs(cache)
     metadata = {name: tensor for name, tensor in more.items() if "cache" not in name}
     more.update(pad_decode(metadata, padded))
     expected, actual = gm(**plain), gm(**more)
@@ -131,11 +75,11 @@ def _captured(gm, cache, sizes, **fields) -> CapturedDecode:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_a_decode_batch_replays_the_next_size(gm, size):
-    cache = _cache()
+    cache = make_cache()
     decode = _captured(gm, cache, [1, 4])
     for step in range(3):
-        _decode_batch(cache, size)
-        expected = gm(**_inputs(cache))
+        set_decode_batch(cache, size)
+        expected = gm(**copied_inputs(cache))
         actual = decode(**cache.args)
         assert actual.shape == expected.shape
         assert rmse(actual, expected) <= 1e-6
@@ -143,50 +87,50 @@ def test_a_decode_batch_replays_the_next_size(gm, size):
 
 
 def test_a_result_outlives_the_next_replay(gm):
-    cache = _cache()
+    cache = make_cache()
     decode = _captured(gm, cache, [2])
-    _decode_batch(cache, 2)
+    set_decode_batch(cache, 2)
     first = decode(**cache.args)
     kept = first.clone()
-    _decode_batch(cache, 2)
+    set_decode_batch(cache, 2)
     decode(**cache.args)
     assert torch.equal(first, kept)
 
 
 def test_without_padding_only_exact_sizes_replay(gm):
-    cache = _cache()
+    cache = make_cache()
     decode = _captured(gm, cache, [1, 4], padding=False)
     for size in (3, 4):
-        _decode_batch(cache, size)
+        set_decode_batch(cache, size)
         decode(**cache.args)
     assert (decode.replays, decode.eager_calls) == (1, 1)
 
 
 def test_prefill_and_larger_batches_run_eagerly(gm):
-    cache = _cache()
+    cache = make_cache()
     decode = _captured(gm, cache, [1, 2])
     cache.info.set_prefill_example(7)
-    expected = gm(**_inputs(cache))
+    expected = gm(**copied_inputs(cache))
     assert rmse(decode(**cache.args), expected) <= 1e-6
-    _decode_batch(cache, 3)
+    set_decode_batch(cache, 3)
     decode(**cache.args)
     assert (decode.replays, decode.eager_calls) == (0, 2)
 
 
 def test_other_logits_rows_run_eagerly(gm):
-    cache = _cache()
+    cache = make_cache()
     decode = _captured(gm, cache, [4])
-    _decode_batch(cache, 3)
+    set_decode_batch(cache, 3)
     inputs = {**cache.args, "logits_gather_indices": torch.tensor([2])}
     assert decode(**inputs).shape == (1, 1, VOCABULARY)
     assert decode.eager_calls == 1
 
 
 def test_caches_that_moved_are_an_error(gm):
-    cache = _cache()
+    cache = make_cache()
     decode = _captured(gm, cache, [2])
-    cache.allocate(24)
-    _decode_batch(cache, 2)
+    cache.allocate(40)
+    set_decode_batch(cache, 2)
     with pytest.raises(OnboardError, match="k_cache was allocated again"):
         decode(**cache.args)
 
@@ -210,10 +154,21 @@ def test_torch_simple_is_the_graph_itself(gm, tmp_path, fields):
 
 @pytest.mark.parametrize("backend", ["torch-cudagraph", "torch-opt"])
 def test_cuda_graphs_need_a_gpu(gm, tmp_path, backend):
-    with pytest.raises(UsageError, match=f"{backend} needs a GPU, not cpu"):
+    with pytest.raises(UsageError, match=f"{backend} cannot be used: they need a GPU, not cpu"):
         _compile(gm, tmp_path, backend=backend)
-    with pytest.raises(UsageError, match=f"{backend} needs a GPU"):
+    with pytest.raises(UsageError, match=f"{backend} cannot be used"):
         _compile(gm, tmp_path, backend="auto", run=backend)
+
+
+def test_attention_that_reads_lengths_on_the_host_is_not_captured(gm, tmp_path):
+    context = context_for(tmp_path)
+    context.device = torch.device("cuda")
+    new, info, _ = apply("compile_model", gm, context, shapes=False, backend="auto")
+    assert new is gm
+    assert info.num_matches == 0
+    assert "CUDA graphs are not used, torch_cached_attention" in context.facts[0]
+    with pytest.raises(UsageError, match="torch_cached_attention"):
+        apply("compile_model", gm, context, shapes=False, backend="torch-cudagraph")
 
 
 @pytest.mark.parametrize(
@@ -249,10 +204,10 @@ def test_compatibility_field_is_a_visible_fact(gm, tmp_path):
 
 @pytest.mark.slow
 def test_torch_compile_computes_the_same(gm, tmp_path):
-    cache = _cache()
+    cache = make_cache()
     compiled, info, _ = _compile(gm, tmp_path, backend="torch-compile")
     assert info.num_matches == 1
     cache.info.set_prefill_example(9)
-    expected = gm(**_inputs(cache))
+    expected = gm(**copied_inputs(cache))
     assert rmse(compiled(**cache.args), expected) <= 1e-6
     assert compiled.graph is gm.graph

@@ -127,3 +127,24 @@ def test_a_computed_weight_is_read_where_it_is_known():
     gm, info, _ = apply("fuse_add_rms_norm", gm)
     assert info.num_matches == 1
     assert rmse(gm(x), expected) <= 1e-6
+
+
+def test_a_computed_weight_is_computed_once():
+    gm, x, expected = _case(ComputedWeight())
+    gm, info, _ = apply("fuse_rmsnorm", gm, rmsnorm_backend="torch")
+    assert info.num_matches == 1
+    assert "add.Tensor" in targets(gm)  # the residual one
+    assert targets(gm).count("add.Tensor") == 1
+    assert len(list(gm.parameters())) == 1
+    assert rmse(gm(x), expected) <= 1e-6
+
+
+def test_a_weight_that_depends_on_the_input_is_not_folded():
+    class Dynamic(ComputedWeight):
+        def forward(self, x):
+            return torch.ops.onboard.torch_rmsnorm(x, self.weight + x[0, 0], 1e-5)
+
+    gm, x, expected = _case(Dynamic())
+    gm, _, _ = apply("fuse_rmsnorm", gm, rmsnorm_backend="torch")
+    assert targets(gm).count("add.Tensor") == 1
+    assert rmse(gm(x), expected) <= 1e-6

@@ -175,6 +175,28 @@ def test_random_weights_without_a_checkpoint(case, tmp_path):
     assert torch.isfinite(gm(x)).all()
 
 
+class Biased(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("correction", torch.zeros(8, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.linear(x) + self.correction.float()
+
+
+def test_persistent_buffers_come_from_the_checkpoint_in_their_own_dtype(tmp_path):
+    state = random_state(Biased(), random.randrange(10**6))
+    correction = torch.randn(8)
+    gm, _, context = _load(exported(Biased(), 2, 3, 8), tmp_path, state | {"correction": correction})
+    assert not context.facts
+    assert gm.correction.dtype == torch.float64
+    assert torch.equal(gm.correction, correction.double())
+    gm, _, context = _load(exported(Biased(), 2, 3, 8), tmp_path, state)
+    assert context.facts == ["the checkpoint has no correction, a buffer"]
+    assert torch.equal(gm.correction, torch.zeros(8, dtype=torch.float64))
+
+
 def test_match_names_prefers_the_prefix_that_settles_most():
     available = ["a.norm.weight", "a.h.0.w", "a.h.1.w", "b.norm.weight", "head.w"]
     wanted = ["norm.weight", "h.0.w", "h.1.w", "head.w"]

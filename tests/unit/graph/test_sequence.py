@@ -83,6 +83,19 @@ def test_a_prefill_is_not_padded() -> None:
     assert len(info.args["kv_lens"]) == 2
 
 
+def test_small_and_large_steps_do_not_disturb_each_other() -> None:
+    """They share a buffer, laid out differently."""
+    info = _make_info(max_num_tokens=500, max_seq_len=400)
+    for start, length in ((7, 400 - 7), (3, 1), (0, 350), (20, 2)):
+        ids, pages = np.full(length, 77), np.full((1, 100), 9)
+        info.set_batch(ids, np.array([start]), np.array([length]), pages)
+        plain = _make_info(max_num_tokens=500, max_seq_len=400)
+        plain.set_batch(ids, np.array([start]), np.array([length]), pages)
+        assert {name: each.tolist() for name, each in info.args.items()} == {
+            name: each.tolist() for name, each in plain.args.items()
+        }
+
+
 def test_every_decode_batch_has_its_inputs_at_the_same_addresses() -> None:
     info = _make_info()
     _set(info, [(0, 17, [1, 2, 3, 4, 5])])
@@ -107,8 +120,8 @@ def test_rope_length_adds_one_padding_row_and_only_when_no_token_is_that_far() -
 
 def test_stale_values_of_a_larger_step_do_not_leak() -> None:
     info = _make_info(max_batch_size=3)
-    _set(info, [(16, 4, [9, 9, 9, 9, 9])] * 3)
-    _set(info, [(0, 1, [1])])
+    _set(info, [(16, 1, [9, 9, 9, 9, 9])] * 3)
+    info.set_batch(np.array([5]), np.array([0]), np.array([1]), np.array([[1]]))
     assert info.args["block_table"].tolist() == [[1, 0, 0, 0, 0]]
     assert info.args["kv_lens"].tolist() == [1]
 

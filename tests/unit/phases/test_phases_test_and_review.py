@@ -14,7 +14,7 @@ from onboard.hub import ModelSource
 from onboard.workflow.files import FileWriter
 from onboard.workflow.phase import RunContext, RunOptions
 from onboard.workflow.phases.review import ReviewPhase
-from onboard.workflow.phases.test import TestPhase
+from onboard.workflow.phases.test import TestPhase, run_tests
 from onboard.workflow.worklog import Worklog
 
 MODEL, TEST = Path("models/modeling_llama.py"), Path("tests/equivalence/test_llama_modeling.py")
@@ -66,10 +66,10 @@ def test_the_first_broken_part_is_named_with_both_values(make: Make) -> None:
     assert [row["status"] for row in context.read_json("tests.json")["tests"]].count("failed") == 4
 
 
-def test_a_test_file_that_does_not_import_fails(make: Make) -> None:
-    context = make(("import onboard.ops", "import onboard.no_such_ops"))
-    with pytest.raises(OnboardError, match="No module named 'onboard.no_such_ops'"):
-        TestPhase().run(context)
+def test_a_test_file_that_does_not_import_is_an_error_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text("import no_such_module\n")
+    with pytest.raises(OnboardError, match=r"ran no test of test_x.py: .*No module named 'no_such_module'"):
+        run_tests(tmp_path, Path("test_x.py"), gpu=False)
 
 
 def test_a_dry_run_tests_and_writes_nothing(make: Make) -> None:

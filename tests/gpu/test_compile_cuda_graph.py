@@ -1,0 +1,98 @@
+"""Decode steps as real CUDA graphs: replayed for every batch that fits, with the results of the graph module itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "graph"))
+
+from decoder_support import copied_inputs, decoder, make_cache, set_decode_batch
+from graph_support import rmse
+
+from onboard.config import RuntimeConfig
+from onboard.graph.context import TransformContext
+from onboard.graph.cuda_graph import CapturedDecode
+from onboard.graph.transform import get_transform
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+SIZES = [1, 2, 4, 8]
+
+
+def _compile(backend: str, **settings: Any) -> tuple[Any, TransformContext, Any]:
+    gm = decoder("triton").to("cuda")
+    runtime = RuntimeConfig(max_batch_size=8, cuda_graph_config=settings)
+    factory: Any = SimpleNamespace()
+    context = TransformContext(factory, runtime, torch.device("cuda"), torch.float32)
+    context.cache = make_cache(device="cuda")
+    cls = get_transform("compile_model")
+    compiled, info = cls(cls.config_class(stage="compile", backend=backend)).apply(gm, context)
+    return compiled, context, info
+
+
+@pytest.mark.parametrize(("backend", "matches"), [("auto", 4), ("torch-cudagraph", 4), ("torch-opt", 5)])
+@torch.inference_mode()
+def test_decode_batches_are_replayed(backend: str, matches: int) -> None:
+    captured, context, info = _compile(backend)
+    cache, gm = context.cache, getattr(captured.gm, "_orig_mod", captured.gm)
+    assert isinstance(captured, CapturedDecode)
+    assert info.num_matches == matches
+    assert captured.sizes == cache.info.decode_sizes == SIZES
+    for step, size in enumerate([1, 3, 8, 5, 2, 8, 1], start=1):
+        set_decode_batch(cache, size)
+        expected = gm(**copied_inputs(cache))
+        actual = captured(**cache.args)
+        assert rmse(actual, expected) <= 1e-5
+        assert (captured.replays, captured.eager_calls) == (step, 0)
+
+
+@torch.inference_mode()
+def test_keys_written_by_a_replay_are_read_by_the_next() -> None:
+    captured, context, _ = _compile("torch-cudagraph")
+    cache = context.cache
+    set_decode_batch(cache, 3)
+    twin = copied_inputs(cache)
+    for _ in range(3):
+        actual, expected = captured(**cache.args), captured.gm(**twin)
+        assert rmse(actual, expected) <= 1e-5
+        for name in ("k_cache", "v_cache"):
+            assert torch.equal(cache.caches[name][1:], twin[name][1:])
+
+
+@torch.inference_mode()
+def test_prefill_runs_without_a_graph() -> None:
+    captured, context, _ = _compile("torch-cudagraph")
+    context.cache.info.set_prefill_example(9)
+    expected = captured.gm(**copied_inputs(context.cache))
+    assert rmse(captured(**context.cache.args), expected) <= 1e-5
+    assert (captured.replays, captured.eager_calls) == (0, 1)
+
+
+@torch.inference_mode()
+def test_without_padding_other_sizes_run_without_a_graph() -> None:
+    captured, context, _ = _compile("torch-cudagraph", batch_sizes=[2, 4], enable_padding=False)
+    assert context.cache.info.decode_sizes == []
+    for size in (2, 3, 4):
+        set_decode_batch(context.cache, size)
+        captured(**context.cache.args)
+    assert (captured.replays, captured.eager_calls) == (2, 1)
+
+
+@torch.inference_mode()
+def test_inputs_that_lie_elsewhere_are_copied_and_padded() -> None:
+    captured, context, _ = _compile("torch-cudagraph", batch_sizes=[4])
+    cache = context.cache
+    cache.info.decode_sizes = []
+    set_decode_batch(cache, 3)
+    expected = captured.gm(**copied_inputs(cache))
+    elsewhere = {**copied_inputs(cache), **cache.caches}
+    actual = captured(**elsewhere)
+    assert actual.shape == expected.shape
+    assert rmse(actual, expected) <= 1e-5
+    assert captured.replays == 1
