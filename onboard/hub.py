@@ -101,6 +101,31 @@ class HubSource:
         folder = self._fetch(self.revision, allow_patterns=shards)
         return _complete(self.model, folder)
 
+    def parameter_counts(self) -> dict[str, int]:
+        """Return elements by safetensors dtype, from the headers that the Hub serves; empty when some are missing.
+
+        Raises:
+            OnboardError: a header is damaged, or the Hub failed.
+        """
+        from huggingface_hub import constants, get_safetensors_metadata
+        from huggingface_hub.errors import (
+            EntryNotFoundError,
+            HTTPError,
+            NotASafetensorsRepoError,
+            SafetensorsParsingError,
+        )
+
+        if self.offline or constants.HF_HUB_OFFLINE:
+            return {}
+        try:
+            return dict(get_safetensors_metadata(self.model, revision=self.revision).parameter_count)
+        except (NotASafetensorsRepoError, EntryNotFoundError):
+            return {}
+        except SafetensorsParsingError as error:
+            raise OnboardError(f"{self.model} has a damaged safetensors file ({_first_line(error)})") from error
+        except (OSError, ValueError, HTTPError) as error:
+            raise explain_hub_error(error, self) from error
+
     @cached_property
     def _snapshot(self) -> Path:
         return self._fetch(self.requested, ignore_patterns=_WEIGHT_PATTERNS)

@@ -16,7 +16,7 @@ from onboard.analysis import probe
 from onboard.analysis.recorder import Recording, record, rmse_ratio
 from onboard.analysis.source import location, module_source
 from onboard.analysis.spec import Block, LayerKind, ModelSpec
-from onboard.analysis.tiny import build_tiny, load_config, prompts
+from onboard.analysis.tiny import build_tiny, layer_kind_names, load_config, one_line, prompts
 from onboard.analysis.traits import traits
 from onboard.errors import OnboardError
 
@@ -47,10 +47,15 @@ def analyze(
     """
     full = load_config(config, trust_remote_code=trust_remote_code)
     tiny = build_tiny(full)
-    recordings = _record(tiny)
+    try:
+        recordings = _record(tiny)
+    except OnboardError:
+        raise
+    except Exception as error:
+        raise OnboardError(f"a small {full.model_type} model does not run: {one_line(error)}") from error
     source = module_source(type(tiny).__module__)
     blocks = [*_module_blocks(tiny, recordings[0]), *_rope_blocks(tiny, recordings)]
-    kinds = _layer_kinds(tiny, recordings[0])
+    kinds = _layer_kinds(full, tiny, recordings[0])
     return ModelSpec(
         model=model,
         revision=revision,
@@ -192,22 +197,21 @@ def _rope_blocks(model: nn.Module, recordings: list[Recording]) -> list[Block]:
     return list(blocks.values())
 
 
-def _layer_kinds(model: nn.Module, recording: Recording) -> list[LayerKind]:
-    """Group decoder layers by the class of their parts and their attention's window."""
-    config: Any = model.config
-    types = getattr(config, "layer_types", None)
-    lists = {path: module for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    path, layers = max(lists.items(), key=lambda item: len(list(item[1].modules())))
+def _layer_kinds(config: PretrainedConfig, tiny: nn.Module, recording: Recording) -> list[LayerKind]:
+    """Group the checkpoint's decoder layers by kind; paths are those of the tiny model.
+
+    A window that all layers have is no field of theirs: the probe tells.
+    """
+    windows = {call.window for call in recording.attention}
+    names, small = layer_kind_names(config), layer_kind_names(tiny.config)
+    if set(names) == {"full_attention"} and windows and None not in windows:
+        names, small = (["sliding_attention"] * len(item) for item in (names, small))
+    lists = {path: module for path, module in tiny.named_modules() if isinstance(module, nn.ModuleList)}
+    path = max(lists, key=lambda item: len(list(lists[item].modules())), default="layers")
     kinds: dict[str, LayerKind] = {}
-    for index, _ in enumerate(layers):
-        name = str(types[index]) if isinstance(types, list) and index < len(types) else "full_attention"
-        windows = {call.window for call in recording.attention if call.path.startswith(f"{path}.{index}.")}
-        if not isinstance(types, list) and windows - {None}:
-            name = "sliding_attention"
-        rope = getattr(config, "no_rope_layers", None)
-        if isinstance(rope, list) and index < len(rope) and not rope[index]:
-            name += "_no_rope"
-        kinds.setdefault(name, LayerKind(name=name, layers=[], path=f"{path}.{index}")).layers.append(index)
+    for index, name in enumerate(names):
+        kind = LayerKind(name=name, layers=[], path=f"{path}.{small.index(name)}")
+        kinds.setdefault(name, kind).layers.append(index)
     return list(kinds.values())
 
 

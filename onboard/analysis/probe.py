@@ -12,6 +12,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from onboard.analysis.recorder import FunctionCall, first_tensor, rmse_ratio
+from onboard.ops.rope import complex_freqs
 
 TOLERANCE = 1e-6
 _COARSE_EPS = 0.37
@@ -188,12 +189,10 @@ def probe_rope(call: FunctionCall) -> Finding | None:
 def _rope_candidates(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
-    """Yield canonical ops and what they make of q and k; complex tables hold each frequency twice, in either order."""
-    ops, half = torch.ops.onboard, cos.shape[-1] // 2
+    """Yield canonical ops and what they make of q and k."""
+    ops = torch.ops.onboard
     yield "torch_rope_with_explicit_cos_sin", ops.torch_rope_with_explicit_cos_sin(q, k, cos, sin, 1)
-    for once in (slice(None, None, 2), slice(half)):
-        freqs = torch.complex(cos[..., once], sin[..., once])
-        yield "torch_rope_with_complex_freqs", ops.torch_rope_with_complex_freqs(q, k, freqs, 1)
+    yield "torch_rope_with_complex_freqs", ops.torch_rope_with_complex_freqs(q, k, complex_freqs(cos, sin), 1)
     yield "torch_rope_with_qk_interleaving", ops.torch_rope_with_qk_interleaving(q, k, cos, sin, 1)
 
 

@@ -115,11 +115,17 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
     paths = {module: path for path, module in model.named_modules()}
 
     def attention(
-        module: nn.Module, query: Any, key: Any, value: Any, mask: Any, scaling: float | None = None, **keywords: Any
+        module: nn.Module,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        scaling: float | None = None,
+        **keywords: Any,
     ) -> tuple[torch.Tensor, None]:
         window, cap, sinks = (keywords.get(item) for item in ("sliding_window", "softcap", "s_aux"))
         settings = {"scaling": scaling, "softcap": cap, "s_aux": None if sinks is None else "tensor"}
-        causal = _is_causal(mask, query.shape[2], window)
+        causal = _is_causal(attention_mask, query.shape[2], window)
         recording.attention.append(AttentionCall(paths[module], window, causal, settings, query.shape[1], key.shape[1]))
         out = torch.ops.onboard.torch_attention(query, key, value, None, 0.0, True, scaling, sinks, window, cap, "bnsd")
         return out.transpose(1, 2), None

@@ -48,7 +48,7 @@ class LayerKind(_Record):
     """For example `full_attention` or `sliding_attention`."""
     layers: list[int]
     path: str
-    """Module path of the first such layer."""
+    """Module path of the first such layer of the tiny model, which has each kind once."""
 
 
 class ModelSpec(_Record):

@@ -57,7 +57,7 @@ def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -
     try:
         return AutoConfig.for_model(model_type, **{key: value for key, value in config.items() if key != "model_type"})
     except Exception as error:
-        raise OnboardError(f"transformers refuses this {model_type} config: {_one_line(error)}") from error
+        raise OnboardError(f"transformers refuses this {model_type} config: {one_line(error)}") from error
 
 
 def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
@@ -81,7 +81,7 @@ def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
     try:
         return type(config).from_dict(values)
     except Exception as error:
-        raise OnboardError(f"cannot shrink the {config.model_type} config: {_one_line(error)}") from error
+        raise OnboardError(f"cannot shrink the {config.model_type} config: {one_line(error)}") from error
 
 
 def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
@@ -91,7 +91,7 @@ def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
     except OnboardError:
         raise
     except Exception as error:
-        raise OnboardError(f"transformers cannot build {config.model_type}: {_one_line(error)}") from error
+        raise OnboardError(f"transformers cannot build {config.model_type}: {one_line(error)}") from error
     randomize(model, seed)
     return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
 
@@ -104,6 +104,19 @@ def randomize(model: nn.Module, seed: int) -> None:
             if tensor.is_floating_point():
                 scale, shift = (tensor.shape[-1] ** -0.5, 0.0) if tensor.dim() > 1 else (0.3, 0.7)
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale + shift)
+
+
+def layer_kind_names(config: PretrainedConfig) -> list[str]:
+    """Return the kind of each decoder layer, as the config's per-layer lists tell it."""
+    layers = config.num_hidden_layers
+    types = _per_layer(config, "layer_types") or ["full_attention"] * layers
+    rope = _per_layer(config, "no_rope_layers") or [True] * layers
+    return [str(kind) if turned else f"{kind}_no_rope" for kind, turned in zip(types, rope, strict=True)]
+
+
+def _per_layer(config: PretrainedConfig, name: str) -> list[Any] | None:
+    value = getattr(config, name, None)
+    return list(value) if isinstance(value, list | tuple) and len(value) == config.num_hidden_layers else None
 
 
 def prompt(start: int, length: int = 21, batch: int = 2, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -134,7 +147,8 @@ def _check_names(model_type: object, architectures: object) -> None:
             raise OnboardError(f"config.json names an architecture {name!r}, which is not an identifier")
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Return an exception as one line of text."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 

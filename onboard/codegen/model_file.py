@@ -44,7 +44,9 @@ def generate_model_file(spec: ModelSpec) -> str:
     try:
         top = translator.translate()
         classes, functions = emit(translator, top, spec.config_class)
-        blocks = [_block(item, spec, translator) for item in classes]
+        norms = sorted(translator.own_norms & set().union(*(item.reads for item in classes)))
+        blocks = [render(f"model/own_{name.lower()}.py.j2").strip() for name in norms]
+        blocks += [_block(item, spec, translator) for item in classes]
     except Untranslatable as error:
         raise OnboardError(f"cannot translate {spec.architecture}: {error}", hint=_MODELING_ERRORS) from error
     names = set().union(*(item.reads for item in classes)) | _names_in(functions)

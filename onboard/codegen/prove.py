@@ -24,6 +24,7 @@ from onboard.analysis.recorder import ModuleCall, first_tensor, modules_recorded
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny import build_tiny, load_config, prompt, prompts
 from onboard.errors import OnboardError
+from onboard.ops.rope import complex_freqs
 
 TOLERANCE = 1e-5
 """Largest rmse(actual - expected) / rmse(expected), float32."""
@@ -138,7 +139,7 @@ def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[An
     target = first_tensor(expected)
     assert target is not None
     if output.is_complex():
-        target = _as_complex(output, expected)
+        target = complex_freqs(*expected)
     if output.shape != target.shape and target.dim() == 4 and output.shape == target.transpose(1, 2).shape:
         target = target.transpose(1, 2)  # a norm of heads, which generated attention applies before it swaps dimensions
     if output.shape != target.shape:
@@ -147,14 +148,6 @@ def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[An
     if not error <= TOLERANCE:
         raise OnboardError(_difference(path, class_name, output, target, error))
     return target, error
-
-
-def _as_complex(output: torch.Tensor, expected: Any) -> torch.Tensor:
-    """Return transformers' (cos, sin), whose frequencies come twice (interleaved or in halves), as complex numbers."""
-    cos, sin = expected
-    half = cos.shape[-1] // 2
-    forms = [torch.complex(cos[..., ::2], sin[..., ::2]), torch.complex(cos[..., :half], sin[..., :half])]
-    return min(forms, key=lambda form: rmse_ratio(output, form))
 
 
 def _compare_logits(

@@ -141,7 +141,8 @@ def _has(gm: nn.Module, path: str) -> bool:
 
 
 def _mark_non_persistent(gm: fx.GraphModule, model: nn.Module) -> None:
-    for path, module in model.named_modules():
-        for name in module._non_persistent_buffers_set:
-            if _has(gm, path):
-                gm.get_submodule(path)._non_persistent_buffers_set.add(name)
+    """Keep out of the state what is not in the model's: its non-persistent buffers, and constants made in `forward`."""
+    persistent = set(model.state_dict())
+    for path, module in gm.named_modules():
+        names = {name for name in module._buffers if f"{path}.{name}".lstrip(".") not in persistent}
+        module._non_persistent_buffers_set |= names

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from onboard.graph.fx import fake_mode, placeholders
@@ -25,7 +26,8 @@ def propagate_shapes(gm: fx.GraphModule, device: torch.device) -> None:
     """
     inputs = [node.meta["val"] for node in placeholders(gm)]
     mode = fake_mode(gm)
-    with mode, torch.no_grad():
+    # The Python dispatcher runs composite operators (linear, matmul) in Python, where sizes may be symbolic.
+    with mode, enable_python_dispatcher(), torch.no_grad():
         _ShapePropagation(gm, mode, device).run(*inputs)
 
 

@@ -37,6 +37,16 @@ def _rotate_pairs(x: Tensor, freqs: Tensor) -> Tensor:
     return torch.cat((rotated.to(x.dtype), x[..., size:]), dim=-1)
 
 
+def complex_freqs(cos: Tensor, sin: Tensor) -> Tensor:
+    """Return the `freqs_cis` [..., size / 2] of tables [..., size] that hold each frequency twice.
+
+    The two of a frequency lie side by side or half a table apart; the tables themselves tell which.
+    """
+    side_by_side = torch.equal(cos[..., ::2], cos[..., 1::2]) and torch.equal(sin[..., ::2], sin[..., 1::2])
+    once = slice(None, None, 2) if side_by_side else slice(cos.shape[-1] // 2)
+    return torch.complex(cos[..., once].float(), sin[..., once].float())
+
+
 @register_op()
 def torch_rope_with_explicit_cos_sin(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1

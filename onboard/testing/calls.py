@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from onboard.ops.rope import complex_freqs
+
 
 @dataclass
 class Call:
@@ -31,7 +33,7 @@ class Call:
             actual = tensors(block(**self._arguments_for(block)))
         expected = self.outputs
         if [tensor.is_complex() for tensor in actual] == [True]:
-            expected = [as_complex(*expected)]
+            expected = [complex_freqs(*expected)]
         assert 0 < len(actual) <= len(expected), (
             f"{type(block).__name__} returns {len(actual)} tensors, Hugging Face {len(expected)}"
         )
@@ -54,14 +56,7 @@ class Call:
 def _in_form_of(parameter: inspect.Parameter, value: Any) -> Any:
     """Return cos and sin as one complex tensor where the generated block's parameter is declared as one tensor."""
     pair = isinstance(value, tuple) and len(value) == 2
-    return as_complex(*value) if pair and parameter.annotation in (torch.Tensor, "torch.Tensor") else value
-
-
-def as_complex(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Return cos + i sin [..., n] of tables [..., 2 n] that hold each frequency twice, side by side or in halves."""
-    side_by_side = torch.equal(cos[..., ::2], cos[..., 1::2])
-    step = slice(None, None, 2) if side_by_side else slice(cos.shape[-1] // 2)
-    return torch.complex(cos[..., step].float(), sin[..., step].float())
+    return complex_freqs(*value) if pair and parameter.annotation in (torch.Tensor, "torch.Tensor") else value
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

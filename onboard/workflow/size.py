@@ -33,7 +33,7 @@ def estimate_size(source: ModelSource, dtype: str = "auto", *, trust_remote_code
     """Return the size of the model when run in `dtype` ("auto": as its checkpoint stores it)."""
     if has_weights(source.files()):
         counts, basis = local_counts(source.weights()), "safetensors headers"
-    elif counts := remote_counts(source):
+    elif isinstance(source, HubSource) and (counts := source.parameter_counts()):
         basis = "safetensors metadata of the Hub"
     else:
         model = build_on_meta(source.files(), trust_remote_code=trust_remote_code)
@@ -54,22 +54,6 @@ def local_counts(folder: Path) -> dict[str, int]:
 
     metas = Checkpoint(folder).names().values()
     return _tally((str(meta.dtype).removeprefix("torch."), math.prod(meta.shape)) for meta in metas)
-
-
-def remote_counts(source: ModelSource) -> dict[str, int]:
-    """Return elements by dtype from the headers that a Hub serves; empty when it has none or is not to be asked."""
-    if not isinstance(source, HubSource) or source.offline:
-        return {}
-    from huggingface_hub import get_safetensors_metadata
-    from huggingface_hub.errors import NotASafetensorsRepoError, OfflineModeIsEnabled, SafetensorsParsingError
-
-    try:
-        metadata = get_safetensors_metadata(source.model, revision=source.revision)
-    except (NotASafetensorsRepoError, OfflineModeIsEnabled):
-        return {}
-    except SafetensorsParsingError as error:
-        raise OnboardError(f"{source.model} has a damaged safetensors file ({error})") from error
-    return dict(metadata.parameter_count)
 
 
 def module_counts(model: Any) -> dict[str, int]:

@@ -105,7 +105,7 @@ BROKEN: dict[str, tuple[Break, int, str]] = {
     "encoder that transformers would take for a decoder": (
         lambda f: edit_config(f, model_type="bert", architectures=["BertLMHeadModel"], is_decoder=False),
         1,
-        "",
+        "is not causal",
     ),
     "encoder-decoder": (lambda f: edit_config(f, model_type="t5", is_encoder_decoder=True), 1, "encoder-decoder"),
     "remote code": (
@@ -207,8 +207,12 @@ def assert_one_line(stderr: str, message: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def hub(healthy: Path) -> Iterator[HubServer]:
+def hub(healthy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    broken = {name: Path(shutil.copytree(healthy, tmp_path_factory.mktemp(name) / "tiny")) for name in ("nan", "short")}
+    poison(broken["nan"], float("nan"))
+    shards(broken["short"])[0].unlink()
     repositories = {"acme/tiny": Repository(healthy), "acme/gated": Repository(healthy, gated=True)}
+    repositories |= {f"acme/{name}": Repository(folder) for name, folder in broken.items()}
     with HubServer(repositories) as server:
         yield server
 
@@ -220,8 +224,11 @@ def hub(healthy: Path) -> Iterator[HubServer]:
         (["acme/gated"], "access to acme/gated is restricted"),
         (["acme/tiny", "--revision", "v9"], "has no revision 'v9'"),
         (["acme/tiny", "--offline"], "is not complete in the cache"),
+        (["acme/nan"], "holds NaN"),
+        (["acme/short"], "lacks model-00001"),
     ],
 )
+@pytest.mark.parametrize("root", ["used"], indirect=True)
 def test_hub_refuses(hub: HubServer, arguments: list[str], message: str, root: Path, tmp_path: Path) -> None:
     before = tree(root)
     process = on_hub(hub.url, tmp_path, [*arguments, "--root", str(root), "--json"])

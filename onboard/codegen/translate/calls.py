@@ -32,6 +32,7 @@ from onboard.codegen.translate.values import (
     Value,
     attribute,
     is_static,
+    name,
     residual,
 )
 
@@ -201,7 +202,7 @@ def _mapping_method(owner: Mapping, attr: str, args: Args, frame: Frame) -> Valu
         owner.items.update(args.keywords)
         return NONE
     if attr in ("keys", "values", "items"):
-        pairs: list[tuple[Value, Value]] = [(Known(name), value) for name, value in owner.items.items()]
+        pairs: list[tuple[Value, Value]] = [(Known(entry), value) for entry, value in owner.items.items()]
         if attr == "items":
             return Items(tuple(map(Items, pairs)))
         return Items(tuple(pair[attr == "values"] for pair in pairs))
@@ -233,6 +234,9 @@ def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return _module_list(expr, args)
     if frame.translator.translates(cls):
         return frame.translator.construct(cls, args)
+    if cls in canonical.NORMS and args.positional and not isinstance(args.positional[0], Items):
+        frame.translator.own_norms.add(cls.__name__)
+        return Instance((Made(cls, {"canonical": Known(True)}),), plain_call(name(cls.__name__), args).expr)
     return Instance((Made(cls),), plain_call(expr, args).expr)
 
 

@@ -6,6 +6,8 @@ import ast
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from onboard.codegen.translate.values import (
     NONE,
     Code,
@@ -27,6 +29,8 @@ from onboard.codegen.translate.values import (
 if TYPE_CHECKING:
     from onboard.codegen.translate.calls import Args
 
+NORMS = (nn.LayerNorm,)
+"""PyTorch's norms that generated files have a subclass of, of the same name, which calls the canonical op."""
 COMPLEX_ROPE = "torch_rope_with_complex_freqs"
 
 

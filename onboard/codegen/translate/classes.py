@@ -143,6 +143,8 @@ class Translator:
         self.states: dict[type, ClassState] = {}
         self.functions: dict[str, Routine] = {}
         self.globals: dict[str, tuple[Any, ModuleSource]] = {}
+        self.own_norms: set[str] = set()
+        """Names of `canonical.NORMS` that the file needs its own subclass of."""
 
     def translate(self) -> ClassState:
         """Translate the model's class and all that it reaches."""
@@ -225,7 +227,7 @@ class Translator:
         """Return the result of calling a submodule."""
         torch_classes = [cls for cls in module.classes if not self.translates(cls)]
         if len(torch_classes) == len(module.classes):
-            return plain_call(module.expr, args)
+            return self._call_torch_module(module, args)
         if torch_classes:
             raise Untranslatable(f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}")
         routines = [self._method(state, "forward", args) for state in self.reached(module)]
@@ -235,6 +237,12 @@ class Translator:
                 raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
         bound, _ = bind(routines[0].node, args, method=True)
         return self._result(module.expr, routines[0], bound, self._keeps_order(module, args))
+
+    def _call_torch_module(self, module: Instance, args: Args) -> Value:
+        match args.positional:
+            case [Code(transposed=True) as only] if all("canonical" in made.arguments for made in module.made):
+                return Code(ast.Call(module.expr, [only.expr], []), transposed=True)  # a norm of the last dimension
+        return plain_call(module.expr, args)
 
     def _keeps_order(self, module: Instance, args: Args) -> bool:
         """Whether a module works on the last dimension alone and its only argument is transposed."""

@@ -85,6 +85,8 @@ def _dead_in(statement: ast.stmt, live: set[str]) -> ast.stmt | None:
             return _dead_for(statement, live)
         case ast.Return():
             live.clear()
+        case ast.AugAssign(target=target):
+            live.update(places_written(target))  # in place: what it changes may have another name that is read
         case ast.Expr(
             value=ast.Call(func=ast.Attribute(attr="register_buffer"), args=[ast.Constant(value=str() as key), *_])
         ):

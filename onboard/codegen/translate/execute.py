@@ -54,9 +54,13 @@ def _ann_assign(node: ast.AnnAssign, frame: Frame) -> None:
 
 
 def _aug_assign(node: ast.AugAssign, frame: Frame) -> None:
-    read = ast.copy_location(_as_load(node.target), node)
-    value = binary(node.op, evaluate(read, frame), settle(evaluate(node.value, frame), frame))
-    store(node.target, value, frame, node)
+    """A tensor is changed in place, as other names for it see; everything else is computed anew."""
+    old = evaluate(ast.copy_location(_as_load(node.target), node), frame)
+    operand = settle(evaluate(node.value, frame), frame)
+    if isinstance(node.target, ast.Name) and isinstance(old, Code) and not old.static and not old.transposed:
+        frame.emit(ast.AugAssign(name(node.target.id, store=True), node.op, residual(operand)), node)
+        return
+    store(node.target, binary(node.op, old, operand), frame, node)
 
 
 def _as_load(target: ast.expr) -> ast.expr:

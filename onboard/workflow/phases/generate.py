@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +12,8 @@ from onboard.errors import OnboardError
 from onboard.workflow.lock import WORK
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.analyze import ARTIFACT as SPEC
+
+_REVISION = re.compile(r",\s+checkpoint revision [\w.+-]*(?=\.$)", re.MULTILINE)
 
 
 class Generate(Phase):
@@ -34,7 +36,7 @@ class Generate(Phase):
         text = generate_model_file(context.spec)
         worst = max(proof.error for proof in prove(text, context.spec))
         path = context.root / "models" / f"modeling_{context.spec.family}.py"
-        kept = context.files.exists(path) and same_code(context.files.read(path), text)
+        kept = context.files.exists(path) and same_but_revision(context.files.read(path), text)
         if not kept:
             _prove_for_relatives(text, context)
             context.files.write(path, text)
@@ -42,19 +44,9 @@ class Generate(Phase):
         return PhaseResult({"model_file": context.relative(path)}, f"{found}, largest error of a block {worst:.1e}")
 
 
-def same_code(first: str, second: str) -> bool:
-    """Tell whether two files differ at most in comments and in the header, which names one model's revision."""
-    return _code(first) == _code(second)
-
-
-def _code(text: str) -> str | None:
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return None
-    if ast.get_docstring(tree) is not None:
-        del tree.body[0]
-    return ast.dump(tree)
+def same_but_revision(first: str, second: str) -> bool:
+    """Tell whether two model files differ at most in the checkpoint's revision, which each model has its own of."""
+    return _REVISION.sub("", first, count=1) == _REVISION.sub("", second, count=1)
 
 
 def _prove_for_relatives(text: str, context: RunContext) -> None:

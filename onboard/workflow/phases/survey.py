@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ruamel.yaml import YAML
-
+from onboard import registry
 from onboard.content import CONTENT_ROOT
 from onboard.hub import HubSource
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
@@ -62,12 +61,9 @@ def existing_model_file(root: Path, family: str) -> dict[str, str] | None:
 
 def registered_members(root: Path, model: str) -> list[str]:
     """Return the other registry entries whose names differ from the model's in size and variant only."""
-    path = root / "registry" / "models.yaml"
-    if not path.is_file():
-        return []
-    document = YAML(typ="safe").load(path.read_text(encoding="utf-8")) or {}
-    names = {str(entry["name"]) for entry in document.get("models") or []}
-    return sorted(name for name in names if name != model and stem(name) == stem(model))
+    own = registry.find_entry(model, root)
+    names = {entry.name for entry in registry.load_entries(root) if own is None or entry.name != own.name}
+    return sorted(name for name in names if stem(name) == stem(model))
 
 
 def stem(model: str) -> str:

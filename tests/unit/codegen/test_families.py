@@ -80,6 +80,12 @@ def test_every_attribute_that_is_set_is_read(family: str) -> None:
         assert stored - loaded <= {"weight"}, cls.name
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "starcoder2"])
+def test_layer_norms_are_canonical_ops(family: str) -> None:
+    assert "nn.LayerNorm(" not in _text(family)
+    assert _text(family).count("torch_layernorm") == 1
+
+
 def test_generation_is_deterministic() -> None:
     spec = _spec("gemma3_text", "4b")
     again = ModelSpec.from_yaml(spec.to_yaml())
@@ -105,6 +111,10 @@ def test_traits(family: str) -> None:
     assert all(trait.evidence for trait in traits.values())
 
 
-def test_kinds_of_layers() -> None:
+def test_kinds_of_layers_are_those_of_the_whole_model() -> None:
     kinds = {kind.name: kind.layers for kind in _spec("smollm3", "window").layer_kinds}
     assert set(kinds) == {"full_attention", "sliding_attention_no_rope"}
+    assert kinds["sliding_attention_no_rope"] == list(range(3, 36, 4))
+    assert sum(map(len, kinds.values())) == 36
+    assert [kind.name for kind in _spec("mistral", "window").layer_kinds] == ["sliding_attention"]
+    assert [kind.name for kind in _spec("mistral", "full").layer_kinds] == ["full_attention"]

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from graph_support import export, make_context, random_inputs, randomize, rmse
-from torch import fx
+from torch import fx, nn
 
 from onboard.errors import OnboardError, UsageError
+from onboard.graph.export import export_to_graph
 from onboard.graph.factory import ModelFactory
 from onboard.graph.fx import graph_modules, nodes_of, placeholders
 
@@ -106,3 +107,21 @@ def test_a_missing_model_file_says_what_to_do(tmp_path: Path) -> None:
 
     with pytest.raises(OnboardError, match="Onboard the model first"):
         context.factory.build_model()
+
+
+class _WithConstant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def test_constants_made_in_forward_are_no_part_of_the_state() -> None:
+    model = _WithConstant()
+    inputs = {"x": torch.randn(2, 4)}
+    gm = export_to_graph(model, inputs, {"x": {0: torch.export.Dim.DYNAMIC}}, torch.device("cpu"))
+
+    assert set(gm.state_dict()) == set(model.state_dict())
+    torch.testing.assert_close(gm(inputs["x"]), model(inputs["x"]))

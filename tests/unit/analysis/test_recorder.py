@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from families import config_dict
+from torch import nn
+
+from onboard.analysis.analyze import analyze, count_parameters
+from onboard.analysis.recorder import record, rmse_ratio
+from onboard.analysis.tiny import WINDOW, build_tiny, load_config, prompt
+from onboard.errors import OnboardError
+from onboard.ops.rope import complex_freqs
+from onboard.testing import Call
+
+
+@pytest.mark.parametrize("order", ["side by side", "halves"])
+def test_tables_that_hold_each_frequency_twice(order: str) -> None:
+    angles = torch.randn(2, 7, 4)
+    twice = angles.repeat_interleave(2, -1) if order == "side by side" else torch.cat((angles, angles), -1)
+    torch.testing.assert_close(complex_freqs(twice.cos(), twice.sin()), torch.polar(torch.ones_like(angles), angles))
+
+
+def test_a_block_that_takes_a_complex_freqs_is_replayed_with_one() -> None:
+    class Turned(nn.Module):
+        def forward(self, x: torch.Tensor, position_embeddings: torch.Tensor) -> torch.Tensor:
+            return position_embeddings * x[0, 0, 0]
+
+    angles = torch.randn(2, 7, 4).repeat_interleave(2, -1)
+    tables = (angles.cos(), angles.sin())
+    call = Call({"x": torch.full((2, 7, 8), 3.0), "position_embeddings": tables}, [3 * table for table in tables])
+    ((actual, expected),) = call.replay(Turned())
+    assert actual.is_complex()
+    assert actual.shape == (2, 7, 4)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_what_attention_gets_is_seen() -> None:
+    recording = record(build_tiny(load_config(config_dict("gemma2"))), prompt(0))
+    assert [call.window for call in recording.attention] == [WINDOW, None]
+    assert all(call.mask_is_causal for call in recording.attention)
+    assert {call.keywords["softcap"] for call in recording.attention} == {50.0}
+    assert recording.attention[0].path == "model.layers.0.self_attn"
+    assert (recording.attention[0].heads, recording.attention[0].kv_heads) == (4, 2)
+
+
+def test_the_recorder_leaves_no_trace() -> None:
+    model = build_tiny(load_config(config_dict("llama")))
+    before = model(**prompt(0), use_cache=False).logits
+    record(model, prompt(0))
+    assert model.config._attn_implementation == "eager"
+    assert torch.equal(model(**prompt(0), use_cache=False).logits, before)
+
+
+def test_a_mask_that_is_not_causal_is_refused() -> None:
+    with pytest.raises(OnboardError, match="the mask of .*self_attn is not causal"):
+        analyze({**config_dict("gemma3_text"), "use_bidirectional_attention": True}, model="x")
+
+
+def test_parameters_are_counted_once_when_tied() -> None:
+    sizes = {"model_type": "llama", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1}
+    sizes |= {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    layer = 32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 48 + 2 * 32
+    assert count_parameters(load_config({**sizes, "tie_word_embeddings": True})) == 3200 + layer + 32
+    assert count_parameters(load_config({**sizes, "tie_word_embeddings": False})) == 6400 + layer + 32
+
+
+def test_the_ratio_is_relative_and_sees_complex_values() -> None:
+    x = torch.randn(50)
+    assert rmse_ratio(1.01 * x, x) == pytest.approx(0.01, rel=1e-4)
+    z = torch.complex(x, x)
+    assert rmse_ratio(z * 1j, z) == pytest.approx(2**0.5, rel=1e-4)

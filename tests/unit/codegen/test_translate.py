@@ -1,0 +1,314 @@
+"""The translator on small modules written here: what goes, what stays, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from onboard.codegen.translate.calls import Args
+from onboard.codegen.translate.classes import ClassState, Translator
+from onboard.codegen.translate.printer import print_block
+from onboard.codegen.translate.prune import prune
+from onboard.codegen.translate.values import Code, Config, Known, Mask, Untranslatable, Value, name
+
+HEAD = """
+import math
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+
+"""
+_COUNT = itertools.count()
+
+Translate = Callable[..., tuple[ClassState, str, str]]
+
+
+@pytest.fixture
+def translate(tmp_path: Path) -> Translate:
+    """Return a function that translates class `Toy` of a text: its state, what is left of __init__ and of forward."""
+
+    def run(text: str, config: dict[str, Any] | None = None, **given: Value) -> tuple[ClassState, str, str]:
+        module_name = f"toy_module_{next(_COUNT)}"
+        path = tmp_path / f"{module_name}.py"
+        path.write_text(HEAD + text, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        spec.loader.exec_module(module)
+        values = SimpleNamespace(attribute_map={}, **(config or {}))
+        model = module.Toy(values)
+        model.config = values
+        translator = Translator(model, {}, {})
+        (state,) = translator.reached(translator.construct(module.Toy, Args([Config(name("config"))], {}, [])))
+        arguments = {"x": Code(name("x")), **given}
+        routine = translator._method(state, "forward", Args([], arguments, []))
+        prune(translator)
+        assert state.init is not None
+        return state, print_block(state.init.body), print_block(routine.body)
+
+    return run
+
+
+def test_what_is_known_is_decided_and_what_is_dead_goes(translate: Translate) -> None:
+    state, init, forward = translate(
+        """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.hidden_size = config.hidden_size
+        self.gradient_checkpointing = False
+        self.dropout = nn.Dropout(0.1)
+        self.proj = nn.Linear(self.hidden_size, self.hidden_size)
+
+    def forward(self, x, mask=None, past=None, use_cache=False, **kwargs):
+        if (x is None) ^ (past is not None):
+            raise ValueError("one of both")
+        flash = kwargs.pop("flash", None)
+        if flash is not None and self.training:
+            x = x + 1
+        elif self.gradient_checkpointing:
+            x = x + 2
+        else:
+            y = nn.functional.dropout(self.dropout(self.proj(x)), p=0.1, training=self.training)
+        unused = x * 3
+        return y, past if use_cache else None
+""",
+        {"hidden_size": 4},
+    )
+    assert init == "super().__init__()\nself.proj = nn.Linear(config.hidden_size, config.hidden_size)"
+    assert forward == "return self.proj(x)"
+    assert state.methods["forward"].parameters == ["x"]
+
+
+def test_a_branch_on_the_config_keeps_both_sides(translate: Translate) -> None:
+    _, init, forward = translate(
+        """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.cap = config.cap
+
+    def forward(self, x):
+        if self.cap is not None:
+            x = torch.tanh(x / self.cap)
+        return x
+""",
+        {"cap": None},
+    )
+    assert init == "super().__init__()\nself.cap = config.cap"
+    assert forward == "if self.cap is not None:\n    x = torch.tanh(x / self.cap)\nreturn x"
+
+
+UNTRANSLATABLE_SIDE = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.odd = config.odd
+
+    def forward(self, x):
+        if self.odd:
+            x = list(map(lambda item: item, x))
+        return x
+"""
+
+
+def test_a_side_without_translation_is_guarded_against(translate: Translate) -> None:
+    state, _, forward = translate(UNTRANSLATABLE_SIDE, {"odd": False})
+    assert forward == "return x"
+    assert [type(guard).__name__ for guard in state.guards] == ["UnaryOp"]
+
+
+def test_a_side_without_translation_that_this_config_takes_is_refused(translate: Translate) -> None:
+    with pytest.raises(Untranslatable, match="Lambda"):
+        translate(UNTRANSLATABLE_SIDE, {"odd": True})
+
+
+def test_known_values_that_differ_between_branches_become_variables(translate: Translate) -> None:
+    _, _, forward = translate(
+        """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.wide = config.wide
+
+    def forward(self, x):
+        factor = 1
+        if self.wide:
+            factor = 2
+        return x * factor
+""",
+        {"wide": True},
+    )
+    assert forward == "if self.wide:\n    factor = 2\nelse:\n    factor = 1\nreturn x * factor"
+
+
+def test_transposition_of_heads_is_put_off_and_cancels(translate: Translate) -> None:
+    _, _, forward = translate(
+        """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, x):
+        y = x.view(2, 3, 4, 5).transpose(1, 2)
+        y = y.float() * 2
+        a, b = y.chunk(2, dim=-1)
+        return a.transpose(1, 2) + 1, b.sum(0)
+"""
+    )
+    assert forward == (
+        "y = x.view(2, 3, 4, 5)\ny = y.float() * 2\na, b = y.chunk(2, dim=-1)\nreturn a + 1, b.transpose(1, 2).sum(0)"
+    )
+
+
+def test_a_dict_with_computed_keys_exists_at_run_time(translate: Translate) -> None:
+    _, _, forward = translate(
+        """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+    def forward(self, x):
+        tables = {}
+        for kind in set(self.config.kinds):
+            tables[kind] = x + 1
+        return tables["a"]
+""",
+        {"kinds": ["a", "b"]},
+    )
+    assert forward == (
+        "tables = {}\nfor kind in sorted(set(self.config.kinds)):\n    tables[kind] = x + 1\nreturn tables['a']"
+    )
+
+
+TREE = """
+class Inner(nn.Module):
+    def __init__(self, config, index, cross=False):
+        super().__init__()
+        self.index = index
+        self.cross = cross
+        self.size = 2 * config.size
+        self.scale = config.size ** -0.5
+        self.proj = nn.Linear(self.size, config.size)
+
+    def forward(self, states, mask, past=None, **kwargs):
+        if self.cross:
+            states = states + past
+        return self.proj(states) * self.scale, None
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([Inner(config, i) for i in range(config.depth)])
+        if config.extra:
+            self.extra = Inner(config, 0, cross=True)
+
+    def forward(self, x, mask=None, **kwargs):
+        for i, layer in enumerate(self.layers[: self.config.num_hidden_layers]):
+            x, _ = layer(x, mask, past=None, flag=True, **kwargs)
+        out = BaseModelOutputWithPast(last_hidden_state=x, past_key_values=None)
+        return out.last_hidden_state
+"""
+
+
+def test_arguments_that_are_not_needed_go_at_every_level(translate: Translate) -> None:
+    state, init, forward = translate(TREE, {"size": 4, "depth": 2, "extra": False}, mask=Mask())
+    assert init == (
+        "super().__init__()\nself.layers = nn.ModuleList([Inner(config=config) for _ in range(config.depth)])"
+    )
+    assert forward == "for layer in self.layers:\n    x = layer(x)\nreturn x"
+    inner = next(item for item in state.translator.states.values() if item.cls.__name__ == "Inner")
+    assert inner.init is not None
+    assert inner.init.parameters == ["config"]
+    assert print_block(inner.init.body) == (
+        "super().__init__()\nsize = 2 * config.size\nself.scale = config.size ** -0.5\n"
+        "self.proj = nn.Linear(size, config.size)"
+    )
+
+
+def test_a_mask_that_is_read_is_not_lost_in_silence(translate: Translate) -> None:
+    text = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, x, mask=None):
+        if mask is not None:
+            x = x + mask
+        return x
+"""
+    with pytest.raises(Untranslatable, match="attention that reads its mask"):
+        translate(text, mask=Mask())
+    assert translate(text, mask=Known(None))[2] == "return x"
+
+
+def test_helpers_become_functions_or_expressions(translate: Translate) -> None:
+    state, _, forward = translate(
+        """
+def keep(x, last=0):
+    if isinstance(last, int):
+        last = slice(-last, None)
+    return x[:, last, :]
+
+
+def cube(x, times=1):
+    y = x * x
+    for _ in range(3):
+        y = y * x
+    return y
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, x):
+        return cube(keep(x, 0), times=2)
+"""
+    )
+    assert forward == "return cube(x)"
+    routine = state.translator.functions["cube"]
+    assert print_block(routine.body) == "y = x * x\nfor _ in range(3):\n    y = y * x\nreturn y"
+    assert routine.parameters == ["x"]
+
+
+def test_translated_code_computes_the_same(translate: Translate) -> None:
+    """A residual body, run with the original's attributes, gives the original's values."""
+    text = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.scale = config.size ** -0.5
+        self.first, self.second = config.size, 3
+
+    def forward(self, x, cache=None):
+        a, b = x, x + 1
+        a, b = b, a
+        pair = (a, b)
+        a = a * self.scale
+        kept = {"a": pair[0], "b": b}
+        b += 2  # in place: kept["b"] is the same tensor
+        return kept["a"] + a - kept["b"] * b ** -2 if cache is None else x
+"""
+    state, _, forward = translate(text, {"size": 4})
+    torch.manual_seed(5)
+    x = torch.rand(3, 4) + 1
+    scope: dict[str, Any] = {"torch": torch}
+    body = "\n".join(f"    {line}" for line in forward.splitlines())
+    exec(f"def forward(self, x):\n{body}", scope)
+    original = state.cls(SimpleNamespace(size=4))
+    torch.testing.assert_close(scope["forward"](original, x.clone()), original(x.clone()))

@@ -1,0 +1,262 @@
+"""gather, survey, analyze and generate on a random checkpoint, one after the other and each for itself."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import edit_config, save_checkpoint, tree
+from hub_server import HubServer, Repository
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from onboard.analysis.spec import ModelSpec
+from onboard.codegen import model_file
+from onboard.errors import ConsentRequiredError, OnboardError
+from onboard.hub import LocalSource
+from onboard.workflow import size
+from onboard.workflow.engine import load_phase, open_run
+from onboard.workflow.outcome import PhaseOutcome
+from onboard.workflow.phase import RunContext, RunOptions
+from onboard.workflow.phases import gather, survey
+from onboard.workflow.phases.generate import same_but_revision
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny", shard_size="20KB")
+
+
+def context(checkpoint: Path, root: Path, **options: Any) -> RunContext:
+    return open_run(str(checkpoint), root, RunOptions(device="cpu", **options))
+
+
+def run(run_context: RunContext, *names: str) -> dict[str, str]:
+    artifacts = {}
+    for name in names:
+        result = load_phase(name).run(run_context)
+        assert result.summary
+        artifacts |= result.artifacts
+    return artifacts
+
+
+def true_parameters(checkpoint: Path) -> int:
+    config = AutoConfig.from_pretrained(checkpoint)
+    return sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+
+
+def test_gather(checkpoint: Path, tmp_path: Path) -> None:
+    run_context = context(checkpoint, tmp_path)
+    assert run(run_context, "gather") == {"gather": ".onboard/tiny/gather.json"}
+    facts = run_context.read_json("gather.json")
+    assert facts["parameters"] == true_parameters(checkpoint)
+    assert facts["bytes"] == 4 * facts["parameters"]
+    assert facts["weights"] == "checked"
+    assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} <= facts["files"].keys()
+
+
+def test_size_without_weights_is_that_of_the_config(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
+    edit_config(tmp_path, tie_word_embeddings=True)
+    estimate = size.estimate_size(LocalSource(str(tmp_path)), "bfloat16")
+    assert estimate.parameters == true_parameters(tmp_path)
+    assert estimate.bytes == 2 * estimate.parameters
+    assert "config" in estimate.basis
+
+
+@pytest.mark.parametrize(
+    ("counts", "dtype", "expected"),
+    [
+        ({"bfloat16": 100}, "auto", 200),
+        ({"BF16": 100}, "float32", 400),
+        ({"BF16": 100, "F8_E4M3": 1000, "I32": 10}, "float32", 1440),
+        ({"float32": 100, "int64": 1, "uint8": 7}, "bfloat16", 215),
+    ],
+)
+def test_bytes_in_the_dtype_of_the_run(
+    counts: dict[str, int], dtype: str, expected: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(size, "local_counts", lambda _: counts)
+    estimate = size.estimate_size(LocalSource(str(checkpoint)), dtype)
+    assert (estimate.bytes, estimate.parameters) == (expected, sum(counts.values()))
+
+
+def test_gather_depends_on_the_weights_of_a_folder(checkpoint: Path, tmp_path: Path) -> None:
+    phase = load_phase("gather")
+    before = phase.inputs(context(checkpoint, tmp_path))
+    assert phase.inputs(context(checkpoint, tmp_path)) == before
+    shard = next(checkpoint.glob("model-*.safetensors"))
+    os.utime(shard, (1, 1))
+    assert phase.inputs(context(checkpoint, tmp_path)) != before
+
+
+def test_remote_code_that_transformers_has_itself_needs_no_consent() -> None:
+    config = {"model_type": "llama", "auto_map": {"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"}}
+    assert not gather.require_consent_for_code(config, trusted=False)
+    with pytest.raises(ConsentRequiredError):
+        gather.require_consent_for_code({**config, "model_type": "nonesuch"}, trusted=False)
+    assert gather.require_consent_for_code({**config, "model_type": "nonesuch"}, trusted=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Qwen/Qwen3-0.6B-Base", "qwen3"),
+        ("Qwen/Qwen3-32B", "qwen3"),
+        ("meta-llama/Llama-3.2-1B-Instruct", "llama-3.2"),
+        ("HuggingFaceTB/SmolLM2-135M", "smollm2"),
+        ("gpt2", "gpt2"),
+        ("/models/tiny/", "tiny"),
+    ],
+)
+def test_stem(name: str, expected: str) -> None:
+    assert survey.stem(name) == expected
+
+
+def test_survey_finds_what_is_there(checkpoint: Path, tmp_path: Path) -> None:
+    run_context = context(checkpoint, tmp_path)
+    run(run_context, "gather", "survey")
+    assert run_context.read_json("survey.json")["plan"] == "write models/modeling_llama.py"
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "modeling_llama.py").touch()
+    (tmp_path / "registry").mkdir()
+    entries = "".join(f"  - name: {name}\n    config_id: x\n    yaml_extra: []\n" for name in ("a/tiny-7B", "b/other"))
+    (tmp_path / "registry" / "models.yaml").write_text(f"models:\n{entries}")
+    run(run_context, "survey")
+    facts = run_context.read_json("survey.json")
+    assert facts["model_file"] == {"path": "models/modeling_llama.py", "where": "root"}
+    assert facts["registered"] == ["a/tiny-7B"]
+    assert facts["plan"].startswith("check models/modeling_llama.py")
+
+
+def test_analyze_and_generate(checkpoint: Path, tmp_path: Path) -> None:
+    run_context = context(checkpoint, tmp_path)
+    artifacts = run(run_context, "gather", "analyze", "generate")
+    assert artifacts["spec"] == ".onboard/tiny/spec.yaml"
+    assert artifacts["model_file"] == "models/modeling_llama.py"
+    assert run_context.spec == ModelSpec.load(tmp_path / artifacts["spec"])
+    assert "class LlamaForCausalLM" in (tmp_path / artifacts["model_file"]).read_text()
+
+
+def test_a_wrong_file_is_not_written(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_context = context(checkpoint, tmp_path)
+    run(run_context, "gather", "analyze")
+    before = tree(tmp_path)
+    generate_model_file = model_file.generate_model_file
+
+    def wrong(spec: ModelSpec) -> str:
+        text = generate_model_file(spec)
+        assert "torch_rmsnorm" in text
+        return text.replace("torch_rmsnorm(", "torch_rmsnorm(0.5 * ")
+
+    monkeypatch.setattr(model_file, "generate_model_file", wrong)
+    with pytest.raises(OnboardError):
+        run(run_context, "generate")
+    assert tree(tmp_path) == before
+
+
+def test_a_relatives_file_is_kept_when_it_is_the_same(checkpoint: Path, tmp_path: Path) -> None:
+    run_context = context(checkpoint, tmp_path)
+    run(run_context, "gather", "analyze", "generate")
+    path = tmp_path / "models" / "modeling_llama.py"
+    other = path.read_text().replace('.\n"""', ', checkpoint revision 0123abc.\n"""', 1)
+    path.write_text(other)
+    run(run_context, "generate")
+    assert path.read_text() == other
+
+
+def test_a_file_that_a_relative_needs_otherwise_is_not_replaced(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The relative's spec says llama, too, but its model has biases that the new file leaves out."""
+    run_context = context(checkpoint, tmp_path)
+    run(run_context, "gather", "analyze", "generate")
+    relative = tmp_path / ".onboard" / "relative" / "spec.yaml"
+    relative.parent.mkdir()
+    spec = run_context.spec.model_copy(update={"model": "acme/relative"})
+    spec.config["attention_bias"] = True
+    spec.save(relative)
+    path = tmp_path / "models" / "modeling_llama.py"
+    path.write_text("# the relative's file\n")
+    generate_model_file = model_file.generate_model_file
+    monkeypatch.setattr(
+        model_file,
+        "generate_model_file",
+        lambda spec: generate_model_file(spec).replace("bias=config.attention_bias", "bias=False"),
+    )
+    with pytest.raises(OnboardError, match="does not serve acme/relative, which shares it"):
+        run(run_context, "generate")
+    assert path.read_text() == "# the relative's file\n"
+
+
+def test_same_but_revision() -> None:
+    header = '"""A.\n\nfrom x.py sha256 0{}.\n"""\n'
+    assert same_but_revision(header.format(""), header.format(", checkpoint revision 0a-b"))
+    assert not same_but_revision(header.format(""), header.format("1, checkpoint revision 0a-b"))
+    assert not same_but_revision(header.format(""), header.format("") + "x = 1\n")
+
+
+def test_an_edited_spec_that_is_no_spec_is_explained(checkpoint: Path, tmp_path: Path) -> None:
+    run_context = context(checkpoint, tmp_path)
+    run(run_context, "gather", "analyze")
+    path = tmp_path / ".onboard" / "tiny" / "spec.yaml"
+    for text, message in (("family: [", "not valid"), (path.read_text() + "extra: 1\n", "extra: Extra inputs")):
+        path.write_text(text)
+        with pytest.raises(OnboardError, match=message):
+            _ = run_context.spec
+
+
+def test_a_sizeable_model_is_judged_before_its_weights_are_fetched(checkpoint: Path, tmp_path: Path) -> None:
+    """In a process of its own: the Hub's client reads the endpoint once."""
+    import subprocess
+    import sys
+
+    program = f"""
+from pathlib import Path
+from onboard import gpu
+gpu.system_memory = lambda: gpu.Memory(1000, 1000)
+from onboard.workflow.engine import Engine, open_run, load_phase
+from onboard.workflow.phase import RunOptions
+from onboard.cli.progress import PlainObserver
+phase = load_phase("gather")
+phase.needs_weights = True
+context = open_run("acme/tiny", Path({str(tmp_path / "root")!r}), RunOptions(device="cpu", yes=YES))
+outcome = Engine([phase], PlainObserver()).run(context)
+print(outcome.phases[0].error, [(facts["size_from"], facts["memory"]) for facts in
+      ([context.read_json("gather.json")] if outcome.status == "done" else [])])
+"""
+    with HubServer({"acme/tiny": Repository(checkpoint)}) as hub:
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+        for consent in (False, True):
+            command = [sys.executable, "-c", program.replace("YES", str(consent))]
+            process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            fetched = {name for name in hub.downloads() if name.endswith(".safetensors")}
+            if consent:
+                assert "('safetensors metadata of the Hub', 'exceeds 1e-06 GB of system memory" in process.stdout
+                assert fetched == {path.name for path in checkpoint.glob("*.safetensors")}
+            else:
+                assert "This model requires ~8.7e-05 GB but the system only has 1e-06 GB" in process.stdout
+                assert not (tmp_path / "root").exists()
+
+
+def test_json_of_an_outcome_is_json() -> None:
+    from onboard.workflow.outcome import RunOutcome
+
+    outcome = RunOutcome("m", Path("/r"), [PhaseOutcome("gather", "done", 1.23456, artifacts={"a": "b"})])
+    document = json.loads(json.dumps(outcome.document()))
+    assert document["phases"][0]["seconds"] == 1.235
+    assert document["artifacts"] == {"a": "/r/b"}
+
+
+def test_non_finite_weights_are_named(checkpoint: Path, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    from onboard.workflow.weights import check_weights
+
+    save_file({"good": torch.ones(3), "bad": torch.tensor([1.0, float("nan")])}, tmp_path / "model.safetensors")
+    with pytest.raises(OnboardError, match="the weight bad of .* holds NaN"):
+        check_weights(tmp_path)
+    check_weights(checkpoint)
