@@ -69,8 +69,8 @@ def _assert_likeliest(model: Tiny, outputs: list[RequestOutput]) -> None:
         chosen = reference.gather(1, torch.tensor(output.token_ids, device="cuda")[:, None])[:, 0]
         gap = reference.amax(-1) - chosen
         right += int((gap == 0).sum())
-        assert float(gap.max()) <= 4 * float((rows - reference).abs().max())
-    assert right > 0.9 * sum(len(output.token_ids) for output in outputs)
+        assert float(gap.max()) <= 2 * float((rows - reference).abs().max())
+    assert right > 0.8 * sum(len(output.token_ids) for output in outputs)
 
 
 def test_greedy_tokens_come_from_replayed_graphs_and_are_the_likeliest(model: Tiny) -> None:
