@@ -34,11 +34,15 @@ def export_to_graph(
     with _fake_state(model, mode, device), torch.no_grad():
         args = tuple(fake_like(mode, value, device) for value in inputs.values())
         program = torch.export.export(model, args, dynamic_shapes=dict(dynamic_shapes), strict=strict)
-        if _mutates(program.graph):
-            # An empty table keeps every operator whole and only makes the graph functional.
+        _remove_detach(program.graph_module)
+        functionalize = _mutates(program.graph)
+        if functionalize:
+            # An empty table keeps most operators whole.
             program = program.run_decompositions({})
         exported = program.module(check_guards=False)
     assert isinstance(exported, fx.GraphModule)
+    if functionalize:
+        _undo_view_decompositions(exported)
     return _rehomed(exported, model, clone=clone_state_dict)
 
 
@@ -64,6 +68,23 @@ def _fake_state(model: nn.Module, mode: FakeTensorMode, device: torch.device) ->
 def _fake(mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     fake = fake_like(mode, tensor, device)
     return nn.Parameter(fake, requires_grad=False) if isinstance(tensor, nn.Parameter) else fake
+
+
+def _remove_detach(gm: fx.GraphModule) -> None:
+    """Remove `detach_`, with which every constant made in `forward` begins: nothing here needs gradients."""
+    for node in nodes_of(gm, torch.ops.aten.detach_, torch.ops.aten.detach):
+        replace_with(node, node.args[0])  # type: ignore[arg-type]
+
+
+def _undo_view_decompositions(gm: fx.GraphModule) -> None:
+    """Bring a functional graph back to the form of others: making it so turns reshape into clone and view.
+
+    Nothing is mutated any more, so a clone is its input, as long as reshapes copy where they must.
+    """
+    for node in nodes_of(gm, torch.ops.aten._unsafe_view, torch.ops.aten.view):
+        node.target = torch.ops.aten.reshape.default
+    for node in nodes_of(gm, torch.ops.aten.clone):
+        replace_with(node, node.args[0])  # type: ignore[arg-type]
 
 
 def _mutates(graph: fx.Graph) -> bool:

@@ -11,7 +11,8 @@ from torch import fx, nn
 import onboard.ops  # noqa: F401  (registers the canonical ops)
 from onboard.errors import OnboardError
 from onboard.graph.context import TransformContext
-from onboard.graph.fx import graph_modules, nodes_of
+from onboard.graph.fx import graph_modules, is_op, nodes_of
+from onboard.graph.patterns import CASTS, aten
 from onboard.graph.transform import Stages
 
 
@@ -23,8 +24,19 @@ def check_stage(stage: Stages, module: nn.Module, context: TransformContext) -> 
 
 def _attention_is_canonical(module: nn.Module, context: TransformContext) -> None:
     for _, gm in graph_modules(module):
-        if left := nodes_of(gm, *_PLAIN_ATTENTION):
+        if left := _plain_attention(gm):
             context.facts.append(f"{len(left)} attention calls were not matched, for example {left[0].name}")
+
+
+def _plain_attention(gm: fx.GraphModule) -> list[fx.Node]:
+    """Return attention that is not canonical: sdpa calls, and softmax results that go into a matrix product."""
+    written_out = [node for node in nodes_of(gm, aten.softmax, aten._softmax) if _feeds_product(node)]
+    return [*nodes_of(gm, aten.scaled_dot_product_attention), *written_out]
+
+
+def _feeds_product(node: fx.Node) -> bool:
+    products = (aten.matmul, aten.bmm)
+    return any(is_op(user, *products) or (is_op(user, *CASTS) and _feeds_product(user)) for user in node.users)
 
 
 def _weights_are_real(module: nn.Module, context: TransformContext) -> None:
@@ -50,8 +62,6 @@ def _attention_is_cached(module: nn.Module, context: TransformContext) -> None:
 def _canonical_attention(gm: fx.GraphModule) -> list[fx.Node]:
     return nodes_of(gm, torch.ops.onboard.torch_attention, torch.ops.onboard.torch_attention_sdpa)
 
-
-_PLAIN_ATTENTION = (torch.ops.aten.scaled_dot_product_attention,)
 
 _CHECKS: dict[Stages, Callable[[nn.Module, TransformContext], None]] = {
     Stages.PATTERN_MATCHER: _attention_is_canonical,

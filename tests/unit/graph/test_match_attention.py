@@ -47,8 +47,10 @@ def test_plain_hugging_face_graphs_become_canonical(
     assert all(call["is_causal"] and call["attn_mask"] is None and call["layout"] == "bsnd" for call in calls)
     assert [call["logit_cap"] for call in calls] == [50.0 if model_type == "gemma2" else None] * 2
     assert all(call["key"].meta["val"].shape[2] == context.factory.config.num_key_value_heads for call in calls)
-    left = (torch.ops.aten.softmax, torch.ops.aten.matmul, torch.ops.aten.transpose, torch.ops.aten.rsqrt)
-    assert not nodes_of(gm, *left, torch.ops.aten.arange)
+    assert not nodes_of(gm, torch.ops.aten.softmax, torch.ops.aten.rsqrt, torch.ops.aten.arange)
+    # Some versions of transformers compute the rotary angles, in three dimensions, with a product and a transpose.
+    per_head = nodes_of(gm, torch.ops.aten.matmul, torch.ops.aten.transpose)
+    assert not [node for node in per_head if node.meta["val"].dim() == 4]
     assert len(nodes_of(gm, torch.ops.onboard.torch_rope_with_explicit_cos_sin)) == 2
     assert not context.facts
     for batch, sequence in ((2, 21), (1, 1), (3, 11)):

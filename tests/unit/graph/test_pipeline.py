@@ -199,8 +199,9 @@ class _PlainAttention(BaseTransform[TransformConfig]):
         return gm, TransformInfo(is_clean=True, has_valid_shapes=True)
 
 
-def test_unmatched_attention_is_a_fact(tmp_path: Path) -> None:
-    context = make_context(tmp_path, mode="hf", attn_implementation="sdpa")
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_unmatched_attention_is_a_fact(tmp_path: Path, implementation: str) -> None:
+    context = make_context(tmp_path, mode="hf", attn_implementation=implementation)
     Pipeline(_with(_PlainAttention(TransformConfig(stage=Stages.PATTERN_MATCHER)))).run(context)
 
     assert len(context.facts) == 1
