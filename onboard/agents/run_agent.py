@@ -322,7 +322,9 @@ def _one_line(error: BaseException) -> str:
 
 def _exit_with_parent() -> None:
     """End this process when its standard input closes, which is when the process that started it is gone."""
-    sys.stdin.buffer.read()
+    # Not through sys.stdin: a thread that still holds its lock when the interpreter ends makes that a fatal error.
+    while os.read(0, 1024):
+        pass
     os._exit(1)
 
 

@@ -17,10 +17,8 @@ from onboard import __version__
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny import ORIGINAL_POSITIONS, load_config, tiny_config
 from onboard.codegen.format import format_python
-from onboard.codegen.render import render
+from onboard.codegen.render import TEST_TEMPLATE, render
 from onboard.errors import OnboardError
-
-TEMPLATE = "tests/test_modeling.py.j2"
 
 _BATCH, _LENGTH = 2, 24
 # Prompts lie on both sides of the position at which RoPE that scales with length switches.
@@ -72,7 +70,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None) -> str:
     layers = _layers(spec, model)
     blocks = _blocks(spec, model, layers)
     text = render(
-        TEMPLATE,
+        TEST_TEMPLATE,
         root,
         version=__version__,
         model=re.sub(r"[^\w./-]", "_", spec.model),
