@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,14 @@ from onboard.workflow.outcome import RunOutcome
 from onboard.workflow.phase import RunContext, RunOptions
 
 from .fakes import Fake, Recorder, copying
+
+
+def test_phases_are_loaded_without_torch_and_transformers() -> None:
+    """So that a run that skips everything takes no longer than its hashes."""
+    code = "import sys; from onboard.workflow.engine import load_phases; load_phases(); import onboard.cli.main\n"
+    code += "print([name for name in ('torch', 'transformers', 'nbformat') if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert loaded.strip() == "[]"
 
 
 class Workflow:
