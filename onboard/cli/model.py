@@ -111,7 +111,7 @@ class ModelRun:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         document: dict[str, Any] = {"model": self.model, "status": status, "phases": [], "artifacts": {}}
         if self.outcome is not None:
-            document = self.outcome.document()
+            document = self.outcome.document() | {"model": self.model}
         document["error"] = None if error is None else str(error) or status
         if self.options.dry_run:
             document["files"] = self._pending()

@@ -73,7 +73,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None) -> str:
         TEST_TEMPLATE,
         root,
         version=__version__,
-        model=re.sub(r"[^\w./-]", "_", spec.model),
+        model=re.sub(r"[^\w./-]", "_", _shown_name(spec.model)),
         spec=spec,
         model_file=f"modeling_{spec.family}.py",
         config=_arguments(config),
@@ -87,6 +87,11 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None) -> str:
         prompt_lengths=_PROMPT_LENGTHS,
     )
     return format_python(text)
+
+
+def _shown_name(model: str) -> str:
+    """Return an id as it is, and of a folder, whose path says nothing to others, the name alone."""
+    return model.rsplit("/", 1)[-1] if model.startswith("/") else model
 
 
 def _check_names(spec: ModelSpec) -> None:
