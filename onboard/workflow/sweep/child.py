@@ -66,7 +66,7 @@ def _make_checkpoint(job: Job, emit: Emit) -> bool:
     try:
         made = make_checkpoint(job.target, job.folder / CHECKPOINT / job.target.folder)
     except Exception as error:  # a model's own code may raise anything; the coverage tells it
-        traceback.print_exc()
+        os.write(2, traceback.format_exc().encode())
         emit(error=str(error) if isinstance(error, OnboardError) else one_line(error))
         return False
     emit(checkpoint=asdict(made))
@@ -105,7 +105,7 @@ class _Observer:
         """Note how a phase went."""
         error = outcome.exception
         if error is not None and not isinstance(error, OnboardError):
-            traceback.print_exception(error)
+            os.write(2, "".join(traceback.format_exception(error)).encode())
         phase = {
             "name": outcome.name,
             "status": outcome.status,

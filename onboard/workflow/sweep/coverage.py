@@ -64,13 +64,14 @@ def group_by_reason(entries: Sequence[Entry]) -> list[tuple[str, list[Entry]]]:
 
 
 def common_reason(entry: Entry) -> str:
-    """Return an entry's reason without numbers, names of classes and modules, and what comes after the first sentence.
+    """Return an entry's reason without what differs between types: numbers, places, names of classes and modules.
 
-    Short words in quotes and names in plain lower case stay: they say what it is about.
+    What comes after the first sentence is advice, and left out too.
     """
     text = re.split(r"\. (?=[A-Z])", entry.reason, maxsplit=1)[0]
     text = text.replace(entry.architecture, "the model") if entry.architecture else text
     text = re.sub(rf"\b{re.escape(entry.type)}\b", "the type", text)
+    text = re.sub(r" at modeling_\w+\.py:\d+", "", text)
     text = re.sub(r"\b(?:\w+\.)+\d+(?:\.\w+)*\b", "a block", text)
     text = re.sub(r"\b[A-Z][a-z0-9]+(?:[A-Z]\w*)(?<!Error)\b", "a class", text)
     return re.sub(r"-?\b\d[\d.]*(?:e[+-]?\d+)?\b", "N", text)

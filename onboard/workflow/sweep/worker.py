@@ -30,7 +30,8 @@ _POLL = 0.05
 
 def serve() -> None:
     """Do the jobs on stdin until it ends."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the child on the way out
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(1))  # ends the child on the way out
     _import_all()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
@@ -77,7 +78,8 @@ def _fork(job: Job) -> int:
     code = 1
     try:
         os.setsid()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
         log = os.open(job.folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, stream in ((nothing, 0), (log, 1), (log, 2)):
@@ -85,10 +87,8 @@ def _fork(job: Job) -> int:
         run_child(job)
         code = 0
     except BaseException:  # the worker's code must not go on in here
-        traceback.print_exc()
+        os.write(2, traceback.format_exc().encode())
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(code)
 
 
