@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from onboard.workflow.sweep.record import LEVELS, TESTED, judge
+from onboard.workflow.sweep.record import LEVELS, TESTED, TargetRecord, judge
 from onboard.workflow.sweep.store import RECORD
-from onboard.workflow.sweep.worker import TargetRecord
 
 SWEEP = [sys.executable, "-m", "onboard", "sweep", "--device", "cpu", "--jobs", "1"]
 
@@ -28,6 +27,7 @@ def by_name(document: dict[str, Any]) -> dict[str, Any]:
     return {entry["type"]: entry for entry in document["entries"]}
 
 
+@pytest.mark.slow
 def test_a_sweep_finds_what_works_and_goes_on_where_it_was(tmp_path: Path) -> None:
     done = sweep(tmp_path, "llama", "cpmant", "--json")
     assert done.returncode == 0, done.stderr
@@ -46,6 +46,7 @@ def test_a_sweep_finds_what_works_and_goes_on_where_it_was(tmp_path: Path) -> No
     assert again.stderr.count("unchanged") == 2
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_what_was_found_and_no_process(tmp_path: Path) -> None:
     command = [*SWEEP, "--root", str(tmp_path), "--all-transformers", "--limit-seconds", "60"]
     process = subprocess.Popen(
@@ -85,6 +86,7 @@ print(worker.do(Job.model_validate_json({job!r})).model_dump_json())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
