@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging
 
 from onboard.analysis.tiny import VOCABULARY, build_tiny, load_config, one_line
@@ -30,6 +30,8 @@ class Checkpoint:
     """Options that are on."""
     refused: dict[str, str] = field(default_factory=dict)
     """Options that the model does not run with, and why."""
+    missing: list[str] = field(default_factory=list)
+    """Classes of modules that the full model has and this one lacks: a pass would say nothing of them."""
 
 
 def make_checkpoint(target: Target, folder: Path, seed: int = 0) -> Checkpoint:
@@ -39,7 +41,16 @@ def make_checkpoint(target: Target, folder: Path, seed: int = 0) -> Checkpoint:
     on, refused = _switched_on(config) if target.variant == "options" else ([], {})
     model = build_tiny(_with(config, on), seed)
     model.save_pretrained(folder)  # type: ignore[operator]
-    return Checkpoint(type(model).__name__, is_causal(model), [option.name for option in on], refused)
+    missing = missing_classes(_with(config, on), model)
+    return Checkpoint(type(model).__name__, is_causal(model), [option.name for option in on], refused, missing)
+
+
+def missing_classes(config: PretrainedConfig, tiny: nn.Module) -> list[str]:
+    """Return the names of the module classes that the full-size model has and `tiny` does not, sorted."""
+    with torch.device("meta"):
+        full = AutoModelForCausalLM.from_config(config)
+    names = [{type(module).__name__ for module in model.modules()} for model in (full, tiny)]
+    return sorted(names[0] - names[1])
 
 
 @torch.no_grad()

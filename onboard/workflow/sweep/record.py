@@ -49,6 +49,8 @@ class TargetRecord(StrictModel):
     seconds: float = 0.0
     architecture: str = ""
     is_causal: bool | None = None
+    missing: list[str] | None = None
+    """Classes of modules that the full model has and the tiny one lacks."""
     options: list[str] = Field(default_factory=list)
     refused_options: dict[str, str] = Field(default_factory=dict)
     error: str = ""
@@ -185,6 +187,8 @@ def _status(record: TargetRecord, levels: dict[str, LevelStatus], until: str) ->
         return ("refused" if refused else "fail"), f"{bad.name}: {bad.error or bad.status}"
     if missing := next((level for level in LEVELS if levels.get(level) != "passed"), None):
         return "fail", f"the level {missing} was {_fate(levels.get(missing))}"
+    if record.missing != []:
+        return "fail", f"the tiny checkpoint lacks {', '.join(record.missing or ['what nobody looked for'])}"
     if record.is_causal is not True or not record.phases or record.phases[-1].name != until:
         return "fail", f"the run did not come to the end of {until}"
     return "pass", ""

@@ -28,6 +28,7 @@ def good() -> TargetRecord:
         seconds=8.04,
         architecture="LlamaForCausalLM",
         is_causal=True,
+        missing=[],
         phases=phases("gather", "survey", "analyze", "generate", "test"),
         lines=189,
         tests=[row(level) for level in TESTED],
@@ -82,6 +83,8 @@ BREAKS: dict[str, Callable[[TargetRecord], None]] = {
     "it died": lambda record: setattr(record, "end", "lost"),
     "nobody knows whether it is causal": lambda record: setattr(record, "is_causal", None),
     "it is not causal": lambda record: setattr(record, "is_causal", False),
+    "a kind of layer is not in the checkpoint": lambda record: setattr(record, "missing", ["LlamaMoE"]),
+    "nobody compared the kinds of layers": lambda record: setattr(record, "missing", None),
     "no checkpoint": lambda record: setattr(record, "error", "cannot be built"),
     "no architecture": lambda record: setattr(record, "architecture", ""),
 }

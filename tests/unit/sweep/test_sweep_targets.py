@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from onboard.errors import UsageError
-from onboard.workflow.sweep.checkpoint import is_causal, make_checkpoint
+from onboard.workflow.sweep.checkpoint import is_causal, make_checkpoint, missing_classes
 from onboard.workflow.sweep.options import options
 from onboard.workflow.sweep.targets import Target, causal_types, check_types, resolve
 
@@ -90,6 +90,14 @@ def test_a_model_that_looks_ahead_or_rolls_dice_is_not_causal() -> None:
 def _larger_vocabulary(model: nn.Module) -> nn.Module:
     model.resize_token_embeddings(140)
     return model
+
+
+def test_a_class_that_shrinking_lost_is_found() -> None:
+    config = AutoConfig.for_model("qwen2_moe")
+    sparse, dense = ({**TINY, "mlp_only_layers": layers, "num_experts": 4} for layers in ([], [0, 1]))
+    for fields, missing in ((sparse, False), (dense, True)):
+        tiny = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2_moe", **fields))
+        assert ("Qwen2MoeSparseMoeBlock" in missing_classes(config, tiny)) is missing
 
 
 def test_options_are_what_the_defaults_leave_off() -> None:
