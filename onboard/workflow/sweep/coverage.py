@@ -14,6 +14,7 @@ from onboard.workflow.files import write_atomically
 from onboard.workflow.sweep.record import LEVELS, STATUSES, Entry, Status
 
 PATH = Path("registry", "coverage.json")
+_ELLIPSIS = "…"
 
 
 class Coverage(StrictModel):
@@ -69,12 +70,17 @@ def common_reason(entry: Entry) -> str:
     What comes after the first sentence is advice, and left out too.
     """
     text = re.split(r"\. (?=[A-Z])", entry.reason, maxsplit=1)[0]
-    text = text.replace(entry.architecture, "the model") if entry.architecture else text
-    text = re.sub(rf"\b{re.escape(entry.type)}\b", "the type", text)
     text = re.sub(r" at modeling_\w+\.py:\d+", "", text)
-    text = re.sub(r"\b(?:\w+\.)+\d+(?:\.\w+)*\b", "a block", text)
-    text = re.sub(r"\b[A-Z][a-z0-9]+(?:[A-Z]\w*)(?<!Error)\b", "a class", text)
-    return re.sub(r"-?\b\d[\d.]*(?:e[+-]?\d+)?\b", "N", text)
+    text = re.sub(r"\b(?:[A-Za-z_]\w*\.)+\d+(?:\.\w+)*\b", _ELLIPSIS, text)  # the path of a module
+    text = re.sub(r"[\w-]+", lambda word: _ELLIPSIS if _is_own_name(word[0], entry) else word[0], text)
+    return re.sub(r"(?<![\w.])-?\d[\d.]*(?:e[+-]?\d+)?\b", "N", text)
+
+
+def _is_own_name(word: str, entry: Entry) -> bool:
+    """Whether a word is the type, or a class of it: one that begins as its architecture or its type does."""
+    start = re.sub(r"\W|_", "", entry.type)[:3].lower()
+    is_class = word[:1].isupper() and word[1:2] != "" and word.lower().startswith(start)
+    return word in (entry.type, entry.architecture) or (is_class and not word.endswith("Error"))
 
 
 def write_coverage(coverage: Coverage, root: Path) -> list[Path]:

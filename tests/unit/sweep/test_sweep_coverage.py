@@ -78,9 +78,13 @@ def test_reasons_that_differ_in_names_and_numbers_only_are_one_group() -> None:
 @pytest.mark.parametrize(
     ("reason", "common"),
     [
-        ("model.layers.3.mlp differs: rmse ratio 1.2e-03", "a block differs: rmse ratio N"),
+        ("model.layers.3.mlp differs: rmse ratio 1.2e-03", "… differs: rmse ratio N"),
         ("KeyError: 'sinks'", "KeyError: 'sinks'"),
-        ("the type beta has no windows", "the type the type has no windows"),
+        ("cannot translate BetaForCausalLM: Continue at modeling_beta.py:9. Report it", "cannot translate …: Continue"),
+        ("cannot shrink the beta config", "cannot shrink the … config"),
+        ("'BetaConfig' object has no attribute 'heads'", "'…' object has no attribute 'heads'"),
+        ("'NoneType' and a ModuleList", "'NoneType' and a ModuleList"),
+        ("BetaError: size 16 must match 21", "BetaError: size N must match N"),
     ],
 )
 def test_what_a_reason_has_in_common(reason: str, common: str) -> None:
