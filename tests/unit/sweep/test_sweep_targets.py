@@ -73,9 +73,11 @@ def test_a_checkpoint_is_random_everywhere_and_loads_again(tmp_path: Path) -> No
     assert all(torch.equal(loaded[name], tensor) for name, tensor in first.items())
 
 
-def test_a_class_that_serves_encoders_too_is_saved_as_a_decoder(tmp_path: Path) -> None:
-    assert make_checkpoint(Target(name="bert"), tmp_path / "bert").is_causal
-    assert json.loads((tmp_path / "bert" / "config.json").read_text())["is_decoder"] is True
+@pytest.mark.parametrize("name", ["bert", "bart"])
+def test_a_class_that_serves_encoders_too_is_saved_as_a_decoder(name: str, tmp_path: Path) -> None:
+    assert make_checkpoint(Target(name=name), tmp_path / name).is_causal
+    saved = json.loads((tmp_path / name / "config.json").read_text())
+    assert (saved["is_decoder"], saved.get("is_encoder_decoder", False)) == (True, False)
 
 
 def test_a_model_that_looks_ahead_or_rolls_dice_is_not_causal() -> None:
