@@ -13,12 +13,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from onboard.analysis import probe
+from onboard.analysis.experts import probe_experts
 from onboard.analysis.recorder import Recording, record, rmse_ratio
 from onboard.analysis.source import location, module_source
 from onboard.analysis.spec import Block, LayerKind, ModelSpec
 from onboard.analysis.tiny import build_tiny, layer_kind_names, load_config, one_line, prompts
 from onboard.analysis.traits import traits
 from onboard.errors import OnboardError
+from onboard.graph.expert_weights import separate_experts
 
 SAME = 1e-5
 """Largest rmse ratio of logits with canonical attention to logits with the model's own."""
@@ -104,6 +106,7 @@ def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:
     """Return a block for each class of the module tree that is not PyTorch's, in the order of the tree."""
     blocks: dict[str, Block] = {}
     attention = {call.path for call in recording.attention}
+    separate = separate_experts(model)
     for path, module in model.named_modules():
         cls = type(module)
         if (
@@ -112,7 +115,7 @@ def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:
             or cls.__module__ == "transformers.activations"
         ):
             continue
-        finding = _classify(model, path, module, recording, attention)
+        finding = _classify(model, path, module, recording, attention, separate)
         blocks[cls.__name__] = Block(
             class_name=cls.__name__,
             kind=finding.kind,
@@ -125,7 +128,12 @@ def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:
 
 
 def _classify(
-    model: nn.Module, path: str, module: nn.Module, recording: Recording, attention: set[str]
+    model: nn.Module,
+    path: str,
+    module: nn.Module,
+    recording: Recording,
+    attention: set[str],
+    separate: dict[str, torch.Tensor],
 ) -> probe.Finding:
     calls = recording.modules.get(path, [])
     if module is model:
@@ -134,6 +142,8 @@ def _classify(
         return probe.Finding("attention", {}, ["probe: calls the attention interface"])
     if calls and all(probe.probe_rotary(call.output) for call in calls):
         return _rotary(model, module, recording, calls[0].output)
+    if calls and (found := probe_experts(module, calls[0], _under(path, separate))) is not None:
+        return found
     same_class = [item for item in model.modules() if type(item) is type(module)]
     norms = [probe.probe_norm(item) for item in same_class]
     if all(norm is not None for norm in norms):
@@ -149,6 +159,12 @@ def _classify(
     if any(name.startswith(f"{path}.") for name in attention):
         return probe.Finding("model" if "." not in path else "decoder_layer")
     return probe.Finding("other")
+
+
+def _under(path: str, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights under a module path, named relative to it."""
+    prefix = f"{path}."
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
 def _made_with_tuple(cls: type) -> bool:

@@ -128,7 +128,7 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
         causal = _is_causal(attention_mask, query.shape[2], window)
         recording.attention.append(AttentionCall(paths[module], window, causal, settings, query.shape[1], key.shape[1]))
         out = torch.ops.onboard.torch_attention(query, key, value, None, 0.0, True, scaling, sinks, window, cap, "bnsd")
-        return out.transpose(1, 2), None
+        return out.transpose(1, 2).contiguous(), None
 
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, eager_mask)

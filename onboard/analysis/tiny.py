@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from onboard.analysis.few_experts import few_experts
 from onboard.errors import ConsentRequiredError, OnboardError
 
 VOCABULARY = 131
@@ -75,6 +76,7 @@ def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
     for name in _TOKEN_IDS:
         if values.get(name) is not None:
             values[name] = _TOKEN_IDS.index(name)
+    values |= few_experts(values)
     _keep_layer_kinds(values, native["num_hidden_layers"])
     head_dim = values.get("head_dim") or 16
     values = _shrink_rope(values, head_dim)

@@ -65,7 +65,9 @@ def torch_moe(
     """
     act = activation_function(act_fn) if alpha is None else _swish(alpha)
     tokens = x.reshape(-1, x.shape[-1])
-    selected_experts, routing_weights = (item.reshape(-1, item.shape[-1]) for item in (selected_experts, routing_weights))
+    selected_experts, routing_weights = (
+        item.reshape(-1, item.shape[-1]) for item in (selected_experts, routing_weights)
+    )
     out = torch.zeros_like(tokens)
 
     def expert(index: int, chosen: Tensor) -> Tensor:

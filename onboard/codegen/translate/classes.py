@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
-from onboard.codegen.translate import blocks, cleanup, objects
+from onboard.codegen.translate import blocks, cleanup, experts, objects
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
@@ -351,6 +351,8 @@ class Translator:
             execute(node.body, frame)
         prefix = "self."
         state.attributes = {k.removeprefix(prefix): v for k, v in frame.env.values.items() if k.startswith(prefix)}
+        if recognised and recognised.kind == experts.KIND:
+            frame.out = experts.init_body(frame.out, state.cls.__name__, recognised.parameters)
         state.init = Routine(node, frame.source, body=frame.out)
 
     def _method(self, state: ClassState, attr: str, args: Args) -> Routine:

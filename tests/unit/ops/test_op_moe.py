@@ -25,7 +25,9 @@ def _weights(rows: int, columns: int) -> list[Tensor]:
     return [torch.randn(rows, columns) / columns**0.5 for _ in range(EXPERTS)]
 
 
-def _naive(x: Tensor, selected: Tensor, routing: Tensor, w1: list[Tensor], w2: list[Tensor], w3: list[Tensor]) -> Tensor:
+def _naive(
+    x: Tensor, selected: Tensor, routing: Tensor, w1: list[Tensor], w2: list[Tensor], w3: list[Tensor]
+) -> Tensor:
     out = torch.zeros(x.shape, dtype=torch.float64)
     for token in range(len(x)):
         for slot in range(TOP):
