@@ -1,7 +1,7 @@
 """Recognise the experts of a mixture by what they do: compare a module with `torch_moe` on the same choice of experts.
 
-How the weights lie is found by trying: one module an expert, as most checkpoints have them, or stacks, in which gate and
-up projection may follow each other or alternate, and rows and columns may be swapped.
+How the weights lie is found by trying: one module an expert, as most checkpoints have them, or stacks, in which gate
+and up projection may follow each other or alternate, and rows and columns may be swapped.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def _separate_layouts(weights: Mapping[str, torch.Tensor], stacks: dict[str, nn.
         stack = _stack_of(lists[1], stacks)
         if lists[0][0].shape == lists[1][0].shape[::-1] and stack is not None:
             gate, down, *up = order
-            parameters = {"layout": "modules", "gate": gate, "down": down, "up": up[0] if up else None}
-            parameters |= {**_NO_STACKS, **stack}
+            names = {"gate": gate, "down": down, "up": up[0] if up else None}
+            parameters = {"layout": "modules", **names, **_NO_STACKS, **stack}
             yield Layout(parameters, [*lists, []][:3])
 
 

@@ -16,14 +16,17 @@ _RULES: list[tuple[str, Callable[[int], int]]] = [
     (r"(n|num)_(expert_)?groups?", lambda value: min(value, 4)),
     (r"topk_group|num_limited_groups", lambda value: min(value, 2)),
     (r"\w*(expert|shared|moe)\w*_(intermediate|ffn_hidden)_size", lambda value: WIDTH),
-    (r"first_k_dense_replace|num_dense_layers|moe_layer_start_index", lambda value: min(value, 1)),
 ]
 """A config field's whole name -> its value in small; the first rule that fits counts."""
 
 
+DENSE_LAYERS = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+"""Fields that say how many of the first layers are no mixtures."""
+
+
 def few_experts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a config that say how many experts there are and how wide, with small values."""
-    small = {}
+    small: dict[str, Any] = {}
     for name, value in values.items():
         rule = next((shrink for pattern, shrink in _RULES if re.fullmatch(pattern, name)), None)
         if rule is None:

@@ -24,7 +24,8 @@ def separate_experts(model: nn.Module) -> dict[str, torch.Tensor]:
     before = vars(own).get("_weight_conversions")
     own._weight_conversions = merges
     try:
-        return revert_weight_conversion(own, state)
+        separate: dict[str, torch.Tensor] = revert_weight_conversion(own, state)
+        return separate
     finally:
         own._weight_conversions = before
 

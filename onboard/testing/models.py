@@ -62,7 +62,10 @@ def _distinct_tensors(module: nn.Module) -> list[torch.Tensor]:
 
 
 def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    """Load the state dict of transformers' `source`, experts one by one as in its checkpoints, into `target`; a name or shape that only one of them has is an error."""
+    """Load the weights of transformers' `source` into `target`, experts one by one where checkpoints have them so.
+
+    A name or shape that only one of them has is an error.
+    """
     expected, found = separate_experts(source), target.state_dict()
     assert expected.keys() == found.keys(), (
         f"parameter names differ: missing {sorted(expected.keys() - found.keys())},"

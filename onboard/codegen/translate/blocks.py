@@ -36,7 +36,7 @@ class Recognised:
 
 
 def forward(recognised: Recognised, node: ast.FunctionDef, source: ModuleSource) -> Routine:
-    """Return the forward of a recognised block: a norm's or experts' from its template; a rotary class is rendered later."""
+    """Return the forward of a recognised block from its template; a rotary class is rendered later."""
     from onboard.codegen.translate.classes import Routine
 
     inputs = [item.arg for item in node.args.args[1:]]
