@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import shlex
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +15,7 @@ from onboard.codegen.render import TEST_TEMPLATE
 from onboard.content import content_path
 from onboard.errors import OnboardError
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
+from onboard.workflow.pytest_run import RunPytest, in_new_interpreter
 
 
 class TestPhase(Phase):
@@ -42,7 +40,8 @@ class TestPhase(Phase):
         test_file = test_path(context)
         context.files.write(context.root / test_file, generate_test_file(context.spec, context.root))
         with _runnable_root(context) as root:
-            record = run_tests(root, test_file, gpu=context.options.device != "cpu")
+            gpu = context.options.device != "cpu"
+            record = run_tests(root, test_file, gpu=gpu, run_pytest=context.run_pytest)
         context.write_json("tests.json", record)
         tests = record["tests"]
         if failed := [test for test in tests if test["status"] == "failed"]:
@@ -81,27 +80,19 @@ def _runnable_root(context: RunContext) -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_tests(root: Path, test_file: Path, gpu: bool) -> dict[str, Any]:
+def run_tests(root: Path, test_file: Path, gpu: bool, run_pytest: RunPytest = in_new_interpreter) -> dict[str, Any]:
     """Run a test file of `root` with pytest; return {command, output, tests}, `tests` as the plugin wrote them."""
-    seed = secrets.randbelow(2**31)
-    arguments = ["-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "onboard.testing.plugin"]
+    seed = str(secrets.randbelow(2**31))
+    arguments = ["-v", "-p", "no:cacheprovider", "-p", "onboard.testing.plugin"]
     arguments += [str(test_file)] if gpu else ["-m", "not gpu", str(test_file)]
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.json")
-        process = subprocess.run(
-            [sys.executable, *arguments, "--onboard-results", str(results)],
-            cwd=root,
-            env={**os.environ, "ONBOARD_SEED": str(seed), "PYTHONDONTWRITEBYTECODE": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        output = run_pytest([*arguments, "--onboard-results", str(results)], root, {"ONBOARD_SEED": seed})
         tests = json.loads(results.read_text(encoding="utf-8")) if results.exists() else []
     if not tests:  # the file does not even import
-        raise OnboardError(f"pytest ran no test of {test_file}: {_last_error(process.stdout)}")
-    command = shlex.join(["python", *arguments])
-    return {"command": f"ONBOARD_SEED={seed} {command}", "output": process.stdout, "tests": tests}
+        raise OnboardError(f"pytest ran no test of {test_file}: {_last_error(output)}")
+    command = shlex.join(["python", "-m", "pytest", *arguments])
+    return {"command": f"ONBOARD_SEED={seed} {command}", "output": output, "tests": tests}
 
 
 def _last_error(output: str) -> str:
