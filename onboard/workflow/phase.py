@@ -42,7 +42,7 @@ class RunContext:
     """One run of the workflow for one model."""
 
     model: str
-    """As the user gave it: a local folder or an id."""
+    """A local folder's absolute path, or an id."""
     root: Path
     work_dir: Path
     """`<root>/.onboard/<model>`."""

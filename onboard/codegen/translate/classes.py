@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Mapping as MappingABC
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
-from onboard.codegen.translate import blocks, cleanup, objects
+from onboard.codegen.translate import blocks, cleanup, experts, objects
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
@@ -36,6 +36,7 @@ from onboard.codegen.translate.values import (
     Env,
     Global,
     Instance,
+    Items,
     Known,
     Made,
     Mapping,
@@ -51,6 +52,8 @@ from onboard.codegen.translate.values import (
     fill,
     name,
     residual,
+    same,
+    same_code,
     untransposed,
 )
 
@@ -98,8 +101,8 @@ class ClassState:
         match value := self.attributes.get(attr):
             case Known() | Mask():
                 return value
-            case Instance(made=made):
-                return Instance(made, path)
+            case Instance():
+                return replace(value, expr=path)
             case ModuleList(made=made):
                 return ModuleList(made, path)
             case Config():
@@ -231,12 +234,11 @@ class Translator:
         if torch_classes:
             raise Untranslatable(f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}")
         routines = [self._method(state, "forward", args) for state in self.reached(module)]
-        parameters = list(dict.fromkeys(key for routine in routines for key in routine.parameters))
-        for routine in routines:
-            if routine.parameters != parameters:
-                raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
-        bound, _ = bind(routines[0].node, args, method=True)
-        return self._result(module.expr, routines[0], bound, self._keeps_order(module, args))
+        keeps_order = self._keeps_order(module, args)
+        results = [self._result(module.expr, r, bind(r.node, args, method=True)[0], keeps_order) for r in routines]
+        if not all(_same_call(results[0], result) for result in results):
+            raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
+        return results[0]
 
     def _call_torch_module(self, module: Instance, args: Args) -> Value:
         match args.positional:
@@ -351,6 +353,8 @@ class Translator:
             execute(node.body, frame)
         prefix = "self."
         state.attributes = {k.removeprefix(prefix): v for k, v in frame.env.values.items() if k.startswith(prefix)}
+        if recognised and recognised.kind == experts.KIND:
+            frame.out = experts.init_body(frame.out, state.cls.__name__, recognised.parameters)
         state.init = Routine(node, frame.source, body=frame.out)
 
     def _method(self, state: ClassState, attr: str, args: Args) -> Routine:
@@ -416,6 +420,16 @@ class Translator:
             self.facts[key] = joined
             if translated:
                 raise Restart
+
+
+def _same_call(first: Value, second: Value) -> bool:
+    """Whether two classes' forwards are called by the same code and give results of one shape."""
+    match first, second:
+        case Result(), Result():
+            return same_code(first.expr, second.expr) and same(first.shape, second.shape)
+        case Items(items=a), Items(items=b):
+            return len(a) == len(b) and all(map(_same_call, a, b))
+    return same(first, second)
 
 
 def _defaults(node: ast.FunctionDef, frame: Frame) -> dict[str, Value]:

@@ -11,14 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-
-from onboard.codegen.test_file import TEMPLATE, generate_test_file
+from onboard.codegen.render import TEST_TEMPLATE
 from onboard.content import content_path
 from onboard.errors import OnboardError
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
-from onboard.workflow.phases.digest import digest
 from onboard.workflow.pytest_run import RunPytest, in_new_interpreter
 
 
@@ -29,17 +25,18 @@ class TestPhase(Phase):
     __test__ = False  # not a test class, whatever pytest thinks of its name
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
-        """The model file, the spec, the template, the libraries and the device."""
+        """The model file, the spec, the template and the device."""
         return {
-            "model_file": digest(context.files, context.root / model_path(context)),
-            "spec": digest(context.files, context.artifact("spec.yaml")),
-            "template": digest(context.files, content_path("templates", TEMPLATE, root=context.root)),
-            "versions": [torch.__version__, transformers.__version__],
+            "model_file": context.files.digest(context.root / model_path(context)),
+            "spec": context.files.digest(context.artifact("spec.yaml")),
+            "template": context.files.digest(content_path("templates", TEST_TEMPLATE, root=context.root)),
             "device": context.options.device,
         }
 
     def run(self, context: RunContext) -> PhaseResult:
         """Write and run the tests; the first that fails, bottom-up, is the error."""
+        from onboard.codegen.test_file import generate_test_file
+
         test_file = test_path(context)
         context.files.write(context.root / test_file, generate_test_file(context.spec, context.root))
         with _runnable_root(context) as root:
