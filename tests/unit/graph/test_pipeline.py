@@ -19,6 +19,7 @@ from onboard.graph.fx import add_placeholder, copy_graphs, erase_dead_placeholde
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.shapes import propagate_shapes
 from onboard.graph.transform import BaseTransform, Stages, TransformConfig, TransformInfo, transform_keys
+from onboard.graph.weights import join_parameters, weight_plan
 
 
 def test_default_pipeline_lists_every_shipped_transform_in_the_stage_of_its_folder() -> None:
@@ -120,6 +121,33 @@ def test_a_failing_transform_is_undone_and_recorded(tmp_path: Path) -> None:
     assert context.history[-1].error == "RuntimeError: half way"
     assert context.history[-1].skipped
     assert context.facts == ["breaking failed and was skipped: RuntimeError: half way"]
+
+
+class _Joining(BaseTransform[TransformConfig]):
+    """Joins the first parameter with zeros, again and again; with `skip_on_error` it fails afterwards."""
+
+    key = "joining"
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        assert isinstance(gm, fx.GraphModule)
+        joins = weight_plan(gm).joins
+        name = next(iter(joins), None) or next(name for name, _ in gm.named_parameters())
+        join_parameters(gm, f"{name}_joined", [name, 3])
+        if self.config.skip_on_error:
+            raise RuntimeError("half way")
+        return gm, TransformInfo(num_matches=1, is_clean=True)
+
+
+def test_a_failing_transform_leaves_the_plan_of_the_weights_as_it_was(tmp_path: Path) -> None:
+    context = make_context(tmp_path)
+    once = _Joining(TransformConfig(stage=Stages.POST_EXPORT))
+    failing = _Joining(TransformConfig(stage=Stages.POST_EXPORT, skip_on_error=True, requires_clean_graph=False))
+    module = Pipeline([*_with(once), failing]).run(context)
+
+    assert context.history[-1].error == "RuntimeError: half way"
+    [(name, join)] = weight_plan(module).joins.items()
+    assert [part.size for part in join.parts][1:] == [3]
+    assert name in dict(module.named_parameters())
 
 
 def test_strict_turns_facts_into_errors(tmp_path: Path) -> None:
