@@ -10,13 +10,13 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 
 from onboard.analysis import probe
 from onboard.analysis.recorder import Recording, record, rmse_ratio
 from onboard.analysis.source import location, module_source
 from onboard.analysis.spec import Block, LayerKind, ModelSpec
-from onboard.analysis.tiny import build_tiny, layer_kind_names, load_config, one_line, prompts
+from onboard.analysis.tiny import build_tiny, causal_lm_class, layer_kind_names, load_config, one_line, prompts
 from onboard.analysis.traits import traits
 from onboard.errors import OnboardError
 
@@ -77,14 +77,14 @@ def analyze(
 def count_parameters(config: PretrainedConfig) -> int:
     """Return the number of parameters of the full model, tied ones once."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = causal_lm_class(config)._from_config(config)
     return sum(parameter.numel() for parameter in {id(p): p for p in model.parameters()}.values())
 
 
 def _record(model: nn.Module) -> list[Recording]:
     """Run the prompts with canonical attention; the logits must be the model's own."""
     recordings = []
-    for inputs in prompts():
+    for inputs in prompts(model):
         with torch.no_grad():
             expected = model(**inputs, use_cache=False).logits
         recording = record(model, inputs)

@@ -111,6 +111,8 @@ def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
         for method in item.methods
     ]
     docstring = class_docstring(kind, block.parameters if block else {}, item.name)
+    if item.weights_only:
+        docstring += f" Not run, for checkpoints have them: {', '.join(item.weights_only)}."
     return render("model/class.py.j2", name=item.name, base=item.base, docstring=docstring, methods=methods).strip()
 
 

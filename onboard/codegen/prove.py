@@ -53,7 +53,7 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
     with _registered(source_text, spec) as model_class:
         model = _same_weights(model_class, reference)
         proofs: dict[str, BlockProof] = {}
-        for inputs in prompts():
+        for inputs in prompts(reference):
             _compare_blocks(reference, model, inputs, proofs)
             _compare_logits(reference, model, inputs, proofs)
         if export:
@@ -142,6 +142,8 @@ def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[An
         target = complex_freqs(*expected)
     if output.shape != target.shape and target.dim() == 4 and output.shape == target.transpose(1, 2).shape:
         target = target.transpose(1, 2)  # a norm of heads, which generated attention applies before it swaps dimensions
+    if target.shape in (output.shape[1:], (1, *output.shape[1:])):
+        target = target.expand_as(output)  # one row of positions, which transformers counted for the whole batch
     if output.shape != target.shape:
         raise OnboardError(f"{path} ({class_name}) gives shape {list(output.shape)}, not {list(target.shape)}")
     error = rmse_ratio(output, target)

@@ -10,11 +10,13 @@ import ast
 import inspect
 from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
+from onboard.analysis.tiny import counts_positions
 from onboard.codegen.translate import blocks, cleanup, objects
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
@@ -81,6 +83,8 @@ class ClassState:
     init: Routine | None = None
     methods: dict[str, Routine] = field(default_factory=dict)
     guards: list[ast.expr] = field(default_factory=list)
+    weights_only: list[str] = field(default_factory=list)
+    """Modules and parameters that nothing reads: they hold weights that checkpoints have."""
     read_outside: set[str] = field(default_factory=set)
     """Attributes that other classes read."""
 
@@ -98,8 +102,8 @@ class ClassState:
         match value := self.attributes.get(attr):
             case Known() | Mask():
                 return value
-            case Instance(made=made):
-                return Instance(made, path)
+            case Instance(made=made, optional=optional):
+                return Instance(made, path, optional)
             case ModuleList(made=made):
                 return ModuleList(made, path)
             case Config():
@@ -137,6 +141,11 @@ class Translator:
         self.rope_ops = rope_ops
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.reset()
+
+    @cached_property
+    def counts_positions(self) -> bool:
+        """Whether transformers' model counts positions by itself, so that what it counts is `position_ids` here."""
+        return counts_positions(self.model)
 
     def reset(self) -> None:
         """Forget translations, keep facts."""
@@ -235,8 +244,8 @@ class Translator:
         for routine in routines:
             if routine.parameters != parameters:
                 raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
-        bound, _ = bind(routines[0].node, args, method=True)
-        return self._result(module.expr, routines[0], bound, self._keeps_order(module, args))
+        bound, rest = bind(routines[0].node, args, method=True)
+        return self._result(module.expr, routines[0], rest | bound, self._keeps_order(module, args))
 
     def _call_torch_module(self, module: Instance, args: Args) -> Value:
         match args.positional:
@@ -253,21 +262,22 @@ class Translator:
 
     def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value:
         """Return `self.attr(...)`."""
-        assert frame.cls is not None
-        value = frame.cls.attribute(attr, name("self"), frame)
+        state = frame.cls or frame.caller
+        assert state is not None
+        value = state.attribute(attr, name("self"), frame)
         if not isinstance(value, Method):
             return call_value(value, args, frame)
         if attr == "register_buffer" and frame.kind == "init":
             return self._register_buffer(args, frame)
-        found = find_method(frame.cls.cls, attr)
+        found = find_method(state.cls, attr)
         if found is None or found[0].__module__.startswith("transformers.modeling_utils"):
             return NONE  # checks and bookkeeping of transformers' base class
         if found[0].__module__.startswith("torch."):
             return plain_call(attribute(name("self"), attr), args)
-        routine = self._method(frame.cls, attr, args)
+        routine = self._method(state, attr, args)
         static = "staticmethod" in {ast.unparse(item) for item in found[1].decorator_list}
-        bound, _ = bind(routine.node, args, method=not static)
-        return self._result(attribute(name("self"), attr), routine, bound, False)
+        bound, rest = bind(routine.node, args, method=not static)
+        return self._result(attribute(name("self"), attr), routine, rest | bound, False)
 
     def _register_buffer(self, args: Args, frame: Frame) -> Value:
         key = args.positional[0]
@@ -317,7 +327,7 @@ class Translator:
         node = source.functions.get(function.__name__)
         if node is None:
             raise Untranslatable(f"the helper {function.__name__}")
-        inlined = self._inline(node, source, args)
+        inlined = self._inline(node, source, args, frame.cls or frame.caller)
         if inlined is not None:
             return inlined
         key = function.__name__
@@ -328,9 +338,11 @@ class Translator:
             self.functions[key] = self._routine(node, inner, self.facts["function", key])
         return self._result(name(key), self.functions[key], bound, False)
 
-    def _inline(self, node: ast.FunctionDef, source: ModuleSource, args: Args) -> Value | None:
+    def _inline(
+        self, node: ast.FunctionDef, source: ModuleSource, args: Args, caller: ClassState | None
+    ) -> Value | None:
         bound, rest = bind(node, args, method=False)
-        inner = Frame(self, source, "function")
+        inner = Frame(self, source, "function", caller=caller)
         inner.env.values.update(_defaults(node, inner) | bound | rest)
         try:
             execute(node.body, inner)

@@ -13,6 +13,7 @@ from transformers.utils import ModelOutput
 
 from onboard.codegen.translate.values import (
     NONE,
+    POSITIONS,
     Code,
     Config,
     Global,
@@ -43,6 +44,9 @@ CONFIG_FACTS: dict[str, Any] = {
     "return_dict": True,
     "use_return_dict": True,
     "is_encoder_decoder": False,
+    "is_decoder": True,
+    "add_cross_attention": False,
+    "chunk_size_feed_forward": 0,
     "gradient_checkpointing": False,
     "_attn_implementation": "onboard",
 }
@@ -59,6 +63,19 @@ def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
         return Known(obj)
     frame.translator.remember_global(identifier, obj, frame.source)
     return Global(obj, name(identifier))
+
+
+def positions(frame: Frame) -> Code | None:
+    """Return what stands for `torch.arange(sequence)` in a model that counts positions by itself."""
+    if frame.kind != "forward" or not frame.translator.counts_positions:
+        return None
+    found = [
+        frame.env.values.get("position_ids"),
+        *(value.items.get("position_ids") for value in frame.env.values.values() if isinstance(value, Mapping)),
+    ]
+    if any(isinstance(value, Code) and not value.static for value in found):
+        return Code(name("position_ids"), form=POSITIONS)
+    return None
 
 
 def is_attention_dispatch(value: Value) -> bool:
