@@ -15,11 +15,21 @@ from transformers import PretrainedConfig
 from onboard.analysis import probe
 from onboard.analysis.recorder import Recording, record, rmse_ratio
 from onboard.analysis.source import location, module_source
-from onboard.analysis.spec import Block, LayerKind, ModelSpec
-from onboard.analysis.tiny import build_tiny, causal_lm_class, layer_kind_names, load_config, one_line, prompts
+from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
+from onboard.analysis.tiny import (
+    VOCABULARY,
+    build_tiny,
+    causal_lm_class,
+    counts_positions,
+    layer_kind_names,
+    load_config,
+    one_line,
+    prompts,
+)
 from onboard.analysis.traits import traits
 from onboard.errors import OnboardError
 
+_COUNTED = Trait(value="counted", evidence="probe: position_ids do not change the logits")
 SAME = 1e-5
 """Largest rmse ratio of logits with canonical attention to logits with the model's own."""
 
@@ -53,9 +63,26 @@ def analyze(
         raise
     except Exception as error:
         raise OnboardError(f"a small {full.model_type} model does not run: {one_line(error)}") from error
+    try:
+        return _spec(config, full, tiny, recordings, model, revision)
+    except OnboardError:
+        raise
+    except Exception as error:
+        raise OnboardError(f"{full.model_type} cannot be analysed: {one_line(error)}") from error
+
+
+def _spec(
+    config: Mapping[str, Any],
+    full: PretrainedConfig,
+    tiny: nn.Module,
+    recordings: list[Recording],
+    model: str,
+    revision: str | None,
+) -> ModelSpec:
     source = module_source(type(tiny).__module__)
     blocks = [*_module_blocks(tiny, recordings[0]), *_rope_blocks(tiny, recordings)]
     kinds = _layer_kinds(full, tiny, recordings[0])
+    counted = counts_positions(tiny)
     return ModelSpec(
         model=model,
         revision=revision,
@@ -67,7 +94,7 @@ def analyze(
         source_hash=source.sha256(),
         num_parameters=count_parameters(full),
         config=dict(config),
-        traits=traits(full, tiny, recordings[0], blocks),
+        traits=traits(full, tiny, recordings[0], blocks) | ({"positions": _COUNTED} if counted else {}),
         blocks=blocks,
         layer_kinds=kinds,
         tricky=_tricky(full, recordings[0]),
@@ -97,7 +124,19 @@ def _record(model: nn.Module) -> list[Recording]:
                 f"canonical attention changes the logits of {type(model).__name__} (rmse ratio {error:.1e})"
             )
         recordings.append(recording)
+    _check_causality(model)
     return recordings
+
+
+def _check_causality(model: nn.Module) -> None:
+    """Refuse a model in which a token changes the logits of those before it."""
+    inputs = prompts(model)[0]
+    later = {**inputs, "input_ids": inputs["input_ids"].clone()}
+    later["input_ids"][:, -1] = (later["input_ids"][:, -1] + 7) % VOCABULARY
+    with torch.no_grad():
+        one, other = (model(**item, use_cache=False).logits[:, :-1] for item in (inputs, later))
+    if not rmse_ratio(one, other) <= SAME:
+        raise OnboardError(f"{type(model).__name__} is not causal: a token changes the logits of tokens before it")
 
 
 def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:

@@ -182,6 +182,8 @@ def probe_rope(call: FunctionCall) -> Finding | None:
     q, k, cos, sin = call.arguments
     if q.dim() != 4 or cos.shape != sin.shape or cos.dim() != 3:
         return None
+    if cos.shape[1] != q.shape[2] or k.dim() != 4 or cos.shape[1] != k.shape[2]:
+        return None
     for op, rotated in _rope_candidates(q, k, cos, sin):
         error = max(rmse_ratio(a, b) for a, b in zip(rotated, call.outputs, strict=True))
         if error < TOLERANCE:

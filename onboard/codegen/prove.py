@@ -22,7 +22,7 @@ from torch.export import Dim
 from onboard import modeling
 from onboard.analysis.recorder import ModuleCall, first_tensor, modules_recorded, rmse_ratio
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.tiny import build_tiny, load_config, prompt, prompts
+from onboard.analysis.tiny import build_tiny, load_config, one_line, prompt, prompts
 from onboard.errors import OnboardError
 from onboard.ops.rope import complex_freqs
 
@@ -53,9 +53,14 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
     with _registered(source_text, spec) as model_class:
         model = _same_weights(model_class, reference)
         proofs: dict[str, BlockProof] = {}
-        for inputs in prompts(reference):
-            _compare_blocks(reference, model, inputs, proofs)
-            _compare_logits(reference, model, inputs, proofs)
+        try:
+            for inputs in prompts(reference):
+                _compare_blocks(reference, model, inputs, proofs)
+                _compare_logits(reference, model, inputs, proofs)
+        except OnboardError:
+            raise
+        except Exception as error:
+            raise OnboardError(f"the generated {spec.architecture} does not run: {one_line(error)}") from error
         if export:
             _check_export(model)
     return list(proofs.values())
@@ -83,6 +88,9 @@ def _same_weights(model_class: type[nn.Module], reference: nn.Module) -> nn.Modu
     except AssertionError as error:
         text = str(error).removeprefix("not covered: ")
         raise OnboardError(f"the generated file does not cover this config: {text}", hint="Generate it anew") from error
+    except Exception as error:
+        name = model_class.__name__
+        raise OnboardError(f"the generated {name} cannot be made for its own config: {one_line(error)}") from error
     ours, theirs = model.state_dict(), reference.state_dict()
     if missing := sorted(theirs.keys() ^ ours.keys()):
         side = "lacks" if missing[0] in theirs else "adds"

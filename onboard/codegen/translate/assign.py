@@ -150,8 +150,8 @@ def _unpack_code(targets: list[ast.expr], value: Code, frame: Frame, origin: ast
 def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | None) -> None:
     """Assign `self.attr`; only `__init__` may."""
     if frame.kind != "init":
-        if isinstance(value, Code) and ast.unparse(value.expr) == f"self.{attr}":
-            return  # moved to a device
+        if isinstance(value, Code) and ast.unparse(value.expr).split(".to(")[0] == f"self.{attr}":
+            return  # moved to where the tensors are
         raise Grows(f"forward assigns self.{attr}")
     path = attribute(name("self"), attr)
     assert isinstance(path, ast.Attribute)

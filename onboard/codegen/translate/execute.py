@@ -212,7 +212,9 @@ def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
             and isinstance(value.expr, ast.Name)
             and value.expr.id == key
         ):
-            statements.append(ast.Assign([name(key, store=True)], residual(value)))
+            lies = isinstance(value, Code) and value.transposed  # what comes after may need it as it looks
+            new = call(attribute(residual(value), "contiguous")) if lies else residual(value)
+            statements.append(ast.Assign([name(key, store=True)], new))
     optional = any(same(value, NONE) or (isinstance(value, Code) and value.optional) for value in values)
     return Code(name(key), all(map(is_static, values)), optional=optional)
 
