@@ -100,7 +100,7 @@ def modules_recorded(model: nn.Module, calls: dict[str, list[ModuleCall]]) -> It
     for path, module in model.named_modules():
 
         def hook(_: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
-            calls.setdefault(path, []).append(ModuleCall(args, kwargs, output))
+            calls.setdefault(path, []).append(ModuleCall(args, kwargs, _copied(output)))
 
         handles.append(module.register_forward_hook(hook, with_kwargs=True))
     try:
@@ -108,6 +108,11 @@ def modules_recorded(model: nn.Module, calls: dict[str, list[ModuleCall]]) -> It
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _copied(output: Any) -> Any:
+    """Return a tensor's copy, since code after the module may work on it in place."""
+    return output.clone() if isinstance(output, torch.Tensor) else output
 
 
 @contextmanager

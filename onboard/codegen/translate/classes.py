@@ -274,6 +274,9 @@ class Translator:
             return NONE  # checks and bookkeeping of transformers' base class
         if found[0].__module__.startswith("torch."):
             return plain_call(attribute(name("self"), attr), args)
+        if frame.kind == "init" and _sets_attributes(found[1]):
+            self._execute_inside(*found, args, frame)
+            return NONE
         routine = self._method(state, attr, args)
         static = "staticmethod" in {ast.unparse(item) for item in found[1].decorator_list}
         bound, rest = bind(routine.node, args, method=not static)
@@ -299,7 +302,9 @@ class Translator:
             "transformers.modeling_utils",
             "transformers.modeling_layers",
         ):
-            self._inline_init(base, args, frame)
+            found = find_method(base, "__init__")
+            assert found is not None
+            self._execute_inside(*found, args, frame)
             return NONE
         arguments = args if base.__module__.startswith("torch.") and base is not nn.Module else Args([], {}, [])
         frame.emit(ast.Expr(plain_call(attribute(call(name("super")), "__init__"), arguments).expr))
@@ -309,10 +314,8 @@ class Translator:
             frame.env.values["self.config"] = configs[0]
         return NONE
 
-    def _inline_init(self, base: type, args: Args, frame: Frame) -> None:
-        found = find_method(base, "__init__")
-        assert found is not None
-        owner, node = found
+    def _execute_inside(self, owner: type, node: ast.FunctionDef, args: Args, frame: Frame) -> None:
+        """Write what a method does into the `__init__` that calls it."""
         bound, rest = bind(node, args, method=True)
         inner = Frame(self, module_source(owner.__module__), "init", frame.cls, owner, out=frame.out)
         inner.env = Env({key: value for key, value in frame.env.values.items() if key.startswith("self.")})
@@ -399,6 +402,8 @@ class Translator:
         used = cleanup.free_names(routine.body)
         order = [item.arg for item in (*node.args.args, *node.args.kwonlyargs)]
         routine.parameters = [key for key in dict.fromkeys((*order, *facts)) if key in used and key in facts]
+        if "position_ids" in used - facts.keys():
+            routine.parameters.append("position_ids")  # counted here by transformers
         return routine
 
     def _result(self, function: ast.expr, routine: Routine, bound: dict[str, Value], keeps_order: bool) -> Value:
@@ -406,7 +411,8 @@ class Translator:
         missing = [key for key in routine.parameters if key not in bound]
         arguments = []
         for key in routine.parameters:
-            value = NONE if key in missing else bound[key]
+            absent = Code(name("position_ids")) if key == "position_ids" and self.counts_positions else NONE
+            value = absent if key in missing else bound[key]
             arguments.append(residual(untransposed(value) if keeps_order else value))
         called = ast.Call(function, arguments, [])
         if routine.holes > 1:
@@ -428,6 +434,13 @@ class Translator:
             self.facts[key] = joined
             if translated:
                 raise Restart
+
+
+def _sets_attributes(node: ast.FunctionDef) -> bool:
+    """Whether a method works on `self` and returns nothing."""
+    inside = list(ast.walk(node))
+    stores = [item for item in inside if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Store)]
+    return bool(stores) and not any(isinstance(item, ast.Return) and item.value is not None for item in inside)
 
 
 def _defaults(node: ast.FunctionDef, frame: Frame) -> dict[str, Value]:

@@ -66,16 +66,13 @@ def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
 
 
 def positions(frame: Frame) -> Code | None:
-    """Return what stands for `torch.arange(sequence)` in a model that counts positions by itself."""
+    """Return what stands for `torch.arange(sequence)` in a model that counts positions by itself.
+
+    A forward that does not get `position_ids` is given them by its callers, see `Translator`.
+    """
     if frame.kind != "forward" or not frame.translator.counts_positions:
         return None
-    found = [
-        frame.env.values.get("position_ids"),
-        *(value.items.get("position_ids") for value in frame.env.values.values() if isinstance(value, Mapping)),
-    ]
-    if any(isinstance(value, Code) and not value.static for value in found):
-        return Code(name("position_ids"), form=POSITIONS)
-    return None
+    return Code(name("position_ids"), form=POSITIONS)
 
 
 def is_attention_dispatch(value: Value) -> bool:
@@ -109,6 +106,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return frame.translator.reached(owner)[0].attribute(attr, expr, frame)
         case Mapping() | ModuleList():
             return Method(owner, attr)
+        case Code(expr=expr, masked=True) if attr in (*_OF_ANY_SHAPE, "shape"):
+            return Code(attribute(expr, attr))
         case Code(expr=expr, transposed=True) if attr in _OF_ANY_SHAPE:
             return Code(attribute(expr, attr))
         case Code(static=static):

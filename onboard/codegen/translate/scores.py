@@ -35,7 +35,6 @@ from onboard.codegen.translate.values import (
 if TYPE_CHECKING:
     from onboard.codegen.translate.calls import Args
 
-PRODUCTS = (torch.matmul, torch.bmm)
 SOFTMAXES = (nn.functional.softmax, torch.softmax)
 _SHAPES = {"view", "reshape", "to", "float", "type", "type_as", "contiguous"}
 _READS = {"size", "dim"}
@@ -86,6 +85,18 @@ def product(left: Value, right: Value, expr: ast.expr) -> Value | None:
     assert isinstance(left, Code)
     assert isinstance(right, Code)
     return Scores(expr, query=left, key=_turned(right))
+
+
+def _unfolded(value: Value) -> Value:
+    """Return a tensor whose first dimension is batch times heads as one of batch one, and scores as they are."""
+    if type(value) is not Code or value.static:
+        return value
+    turned = replace(value, expr=call(attribute(value.expr, "unsqueeze"), ast.Constant(0)), transposed=False)
+    return (
+        Code(call(attribute(turned.expr, "transpose"), ast.Constant(-1), ast.Constant(-2)))
+        if value.transposed
+        else turned
+    )
 
 
 def _turned(key: Code) -> Code:
@@ -162,7 +173,9 @@ def selected(condition: Value, scores: Value) -> Value | None:
 def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
     """Return the result of a function of torch that attention is made of; None for others."""
     match args.positional:
-        case [left, right] if obj in PRODUCTS:
+        case [left, right] if obj is torch.bmm:
+            return product(_unfolded(left), _unfolded(right), expr)
+        case [left, right] if obj is torch.matmul:
             return product(left, right, expr)
         case [scores, *_] if obj in SOFTMAXES:
             return softmax(scores)
@@ -201,4 +214,5 @@ def _attention(weights: Scores, value: Code) -> Code:
     bias = weights.bias or constant(None)
     settings = [bias, constant(0.0), constant(True), scale, *[constant(None)] * 3]
     called = ast.Call(op("torch_attention"), [*qkv, *settings, constant("bsnd" if by_sequence else "bnsd")], [])
-    return Code(called, transposed=by_sequence)
+    folded = isinstance(value.expr, ast.Call) and ast.unparse(value.expr).endswith(".unsqueeze(0)")
+    return Code(call(attribute(called, "squeeze"), ast.Constant(0))) if folded else Code(called, transposed=by_sequence)
