@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis import probe
+from onboard.analysis.experts import probe_experts
 from onboard.analysis.recorder import Recording, record, rmse_ratio
 from onboard.analysis.source import location, module_source
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
@@ -28,6 +29,7 @@ from onboard.analysis.tiny import (
 )
 from onboard.analysis.traits import traits
 from onboard.errors import OnboardError
+from onboard.graph.expert_weights import separate_experts
 
 _COUNTED = Trait(value="counted", evidence="probe: position_ids do not change the logits")
 SAME = 1e-5
@@ -81,7 +83,8 @@ def _spec(
 ) -> ModelSpec:
     source = module_source(type(tiny).__module__)
     blocks = [*_module_blocks(tiny, recordings[0]), *_rope_blocks(tiny, recordings)]
-    kinds = _layer_kinds(full, tiny, recordings[0])
+    whole = _without_memory(full)
+    kinds = _layer_kinds(whole, tiny, recordings[0], {block.class_name for block in blocks if block.kind == "experts"})
     counted = counts_positions(tiny)
     return ModelSpec(
         model=model,
@@ -92,7 +95,7 @@ def _spec(
         hf_module=type(tiny).__module__,
         transformers_version=transformers.__version__,
         source_hash=source.sha256(),
-        num_parameters=count_parameters(full),
+        num_parameters=_parameters(whole),
         config=dict(config),
         traits=traits(full, tiny, recordings[0], blocks) | ({"positions": _COUNTED} if counted else {}),
         blocks=blocks,
@@ -103,8 +106,16 @@ def _spec(
 
 def count_parameters(config: PretrainedConfig) -> int:
     """Return the number of parameters of the full model, tied ones once."""
+    return _parameters(_without_memory(config))
+
+
+def _without_memory(config: PretrainedConfig) -> nn.Module:
     with torch.device("meta"):
-        model = causal_lm_class(config)._from_config(config)
+        model: nn.Module = causal_lm_class(config)._from_config(config)
+    return model
+
+
+def _parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in {id(p): p for p in model.parameters()}.values())
 
 
@@ -143,6 +154,7 @@ def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:
     """Return a block for each class of the module tree that is not PyTorch's, in the order of the tree."""
     blocks: dict[str, Block] = {}
     attention = {call.path for call in recording.attention}
+    separate = separate_experts(model)
     for path, module in model.named_modules():
         cls = type(module)
         if (
@@ -151,7 +163,7 @@ def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:
             or cls.__module__ == "transformers.activations"
         ):
             continue
-        finding = _classify(model, path, module, recording, attention)
+        finding = _classify(model, path, module, recording, attention, separate)
         blocks[cls.__name__] = Block(
             class_name=cls.__name__,
             kind=finding.kind,
@@ -164,7 +176,12 @@ def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:
 
 
 def _classify(
-    model: nn.Module, path: str, module: nn.Module, recording: Recording, attention: set[str]
+    model: nn.Module,
+    path: str,
+    module: nn.Module,
+    recording: Recording,
+    attention: set[str],
+    separate: dict[str, torch.Tensor],
 ) -> probe.Finding:
     calls = recording.modules.get(path, [])
     if module is model:
@@ -173,6 +190,8 @@ def _classify(
         return probe.Finding("attention", {}, ["probe: calls the attention interface"])
     if calls and all(probe.probe_rotary(call.output) for call in calls):
         return _rotary(model, module, recording, calls[0].output)
+    if calls and (found := probe_experts(module, calls[0], _under(path, separate))) is not None:
+        return found
     same_class = [item for item in model.modules() if type(item) is type(module)]
     norms = [probe.probe_norm(item) for item in same_class]
     if all(norm is not None for norm in norms):
@@ -188,6 +207,12 @@ def _classify(
     if any(name.startswith(f"{path}.") for name in attention):
         return probe.Finding("model" if "." not in path else "decoder_layer")
     return probe.Finding("other")
+
+
+def _under(path: str, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights under a module path, named relative to it."""
+    prefix = f"{path}."
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
 def _made_with_tuple(cls: type) -> bool:
@@ -236,22 +261,37 @@ def _rope_blocks(model: nn.Module, recordings: list[Recording]) -> list[Block]:
     return list(blocks.values())
 
 
-def _layer_kinds(config: PretrainedConfig, tiny: nn.Module, recording: Recording) -> list[LayerKind]:
+def _layer_kinds(whole: nn.Module, tiny: nn.Module, recording: Recording, experts: set[str]) -> list[LayerKind]:
     """Group the checkpoint's decoder layers by kind; paths are those of the tiny model.
 
-    A window that all layers have is no field of theirs: the probe tells.
+    A window that all layers have is no field of theirs: the probe tells. Which layers are mixtures, where not all are,
+    their modules tell: `experts` are the classes to look for.
     """
     windows = {call.window for call in recording.attention}
-    names, small = layer_kind_names(config), layer_kind_names(tiny.config)
+    names, small = (layer_kind_names(model.config) for model in (whole, tiny))
     if set(names) == {"full_attention"} and windows and None not in windows:
         names, small = (["sliding_attention"] * len(item) for item in (names, small))
     lists = {path: module for path, module in tiny.named_modules() if isinstance(module, nn.ModuleList)}
     path = max(lists, key=lambda item: len(list(lists[item].modules())), default="layers")
+    names, small = (_mark_mixtures(*pair, path, experts) for pair in ((names, whole), (small, tiny)))
     kinds: dict[str, LayerKind] = {}
     for index, name in enumerate(names):
+        if name not in small:
+            raise OnboardError(f"the small model has no layer of the kind {name}", hint="Report this config")
         kind = LayerKind(name=name, layers=[], path=f"{path}.{small.index(name)}")
         kinds.setdefault(name, kind).layers.append(index)
     return list(kinds.values())
+
+
+def _mark_mixtures(names: list[str], model: nn.Module, path: str, experts: set[str]) -> list[str]:
+    """Return the names of layers' kinds, with "_moe" after those of mixtures where there are other layers, too."""
+    if not experts:
+        return names
+    layers = list(model.get_submodule(path).children())
+    mixed = [any(type(module).__name__ in experts for module in layer.modules()) for layer in layers]
+    if all(mixed) or len(mixed) != len(names):
+        return names
+    return [f"{name}_moe" if is_mixed else name for name, is_mixed in zip(names, mixed, strict=True)]
 
 
 def _tricky(config: PretrainedConfig, recording: Recording) -> list[str]:

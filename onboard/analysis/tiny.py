@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
 
+from onboard.analysis.few_experts import DENSE_LAYERS, few_experts
 from onboard.errors import ConsentRequiredError, OnboardError
 
 VOCABULARY = 131
@@ -119,6 +120,7 @@ def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
     for name in _TOKEN_IDS:
         if values.get(name) is not None:
             values[name] = _TOKEN_IDS.index(name)
+    values |= few_experts(values)
     _keep_layer_kinds(values, native["num_hidden_layers"])
     head_dim = values.get("head_dim") or 16
     values = _shrink_rope(values, head_dim)
@@ -225,9 +227,11 @@ def _keep_layer_kinds(values: dict[str, Any], layers_key: str) -> None:
     """Keep the first layer of each kind, at least two layers; per-layer lists are cut to the kept layers."""
     layers = values[layers_key]
     lists = {key: value for key, value in values.items() if isinstance(value, list | tuple) and len(value) == layers}
+    dense = {key: value for key in DENSE_LAYERS if type(value := values.get(key)) is int}
     kinds: dict[str, int] = {}
     for index in range(layers):
-        kinds.setdefault(repr([value[index] for value in lists.values()]), index)
+        firsts = [index < count for count in dense.values()]
+        kinds.setdefault(repr([*firsts, *(value[index] for value in lists.values())]), index)
     kept = sorted(kinds.values())
     if len(kept) < 2:
         periods = [
@@ -236,6 +240,8 @@ def _keep_layer_kinds(values: dict[str, Any], layers_key: str) -> None:
         kept = list(range(min(layers, max(2, *periods, 2), _MOST_LAYERS)))
     for key, value in lists.items():
         values[key] = [value[index] for index in kept]
+    for key, count in dense.items():
+        values[key] = sum(index < count for index in kept)
     values[layers_key] = len(kept)
 
 

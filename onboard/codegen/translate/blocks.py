@@ -1,4 +1,4 @@
-"""Blocks that are generated from a template instead of being translated: norms and rotary embeddings."""
+"""Blocks that are generated from a template instead of being translated: norms, rotary embeddings, experts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.render import render
+from onboard.codegen.translate import experts
 from onboard.codegen.translate.values import COMPLEX, Hole
 
 if TYPE_CHECKING:
-    from onboard.codegen.translate.classes import Routine
+    from onboard.codegen.translate.state import Routine
 
 NORMS = ("rmsnorm", "layernorm", "l2norm")
 
@@ -35,15 +36,16 @@ class Recognised:
 
 
 def forward(recognised: Recognised, node: ast.FunctionDef, source: ModuleSource) -> Routine:
-    """Return the forward of a recognised block: a norm's from its template; a rotary class is rendered later."""
-    from onboard.codegen.translate.classes import Routine
+    """Return the forward of a recognised block from its template; a rotary class is rendered later."""
+    from onboard.codegen.translate.state import Routine
 
     inputs = [item.arg for item in node.args.args[1:]]
     if recognised.kind == "rotary":
         form = COMPLEX if recognised.parameters["style"] == COMPLEX else None
         return Routine(node, source, inputs, [], Hole(0, form), 1)
-    text = render(f"model/{recognised.kind}.py.j2", x=inputs[0], **recognised.parameters)
+    inputs = experts.inputs(recognised.parameters, inputs) if recognised.kind == experts.KIND else inputs[:1]
+    text = render(f"model/{recognised.kind}.py.j2", **{"x": inputs[0], **recognised.parameters})
     body = ast.parse(text).body
     for statement in body:
         statement.lineno = 0
-    return Routine(node, source, inputs[:1], body, Hole(0), 1)
+    return Routine(node, source, inputs, body, Hole(0), 1)

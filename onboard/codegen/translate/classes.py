@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Mapping as MappingABC
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny import counts_positions
-from onboard.codegen.translate import blocks, cleanup, objects
+from onboard.codegen.translate import blocks, cleanup, experts, objects
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
@@ -31,19 +30,18 @@ from onboard.codegen.translate.facts import (
 )
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.results import finish_returns
+from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
     NONE,
     Code,
     Config,
     Env,
-    Global,
     Instance,
+    Items,
     Known,
     Made,
     Mapping,
-    Mask,
     Method,
-    ModuleList,
     Result,
     Self,
     Untranslatable,
@@ -53,74 +51,14 @@ from onboard.codegen.translate.values import (
     fill,
     name,
     residual,
+    same,
+    same_code,
     untransposed,
 )
 
 
 class Restart(Exception):
     """Facts grew: what was translated with the old ones is void."""
-
-
-@dataclass
-class Routine:
-    """A translated function: its lean parameters, its body, and what a caller gets."""
-
-    node: ast.FunctionDef
-    source: ModuleSource
-    parameters: list[str] = field(default_factory=list)
-    body: list[ast.stmt] = field(default_factory=list)
-    shape: Value = NONE
-    holes: int = 0
-
-
-@dataclass(eq=False)
-class ClassState:
-    """A class under translation."""
-
-    cls: type
-    translator: Translator
-    attributes: dict[str, Value] = field(default_factory=dict)
-    init: Routine | None = None
-    methods: dict[str, Routine] = field(default_factory=dict)
-    guards: list[ast.expr] = field(default_factory=list)
-    weights_only: list[str] = field(default_factory=list)
-    """Modules and parameters that nothing reads: they hold weights that checkpoints have."""
-    read_outside: set[str] = field(default_factory=set)
-    """Attributes that other classes read."""
-
-    def has(self, attr: str) -> bool:
-        """Whether `self.attr` exists."""
-        return attr in self.attributes or hasattr(self.cls, attr)
-
-    def attribute(self, attr: str, owner: ast.expr, frame: Frame) -> Value:
-        """Return `owner.attr` for an instance `owner` of this class."""
-        path = attribute(owner, attr)
-        if not (isinstance(owner, ast.Name) and owner.id == "self"):
-            self.read_outside.add(attr)
-        elif frame.kind == "init" and f"self.{attr}" in frame.env.values:
-            return frame.env.values[f"self.{attr}"]
-        match value := self.attributes.get(attr):
-            case Known() | Mask():
-                return value
-            case Instance(made=made, optional=optional):
-                return Instance(made, path, optional)
-            case ModuleList(made=made):
-                return ModuleList(made, path)
-            case Config():
-                return Config(path)
-            case Code(static=static):
-                return Code(path, static)
-            case Global():
-                return value
-        return objects.module_fact(attr) or self._class_attribute(attr, path)
-
-    def _class_attribute(self, attr: str, path: ast.expr) -> Value:
-        value = inspect.getattr_static(self.cls, attr, None)
-        if isinstance(value, bool | int | float | str):
-            return Known(value)
-        if inspect.isroutine(value) or isinstance(value, staticmethod | classmethod):
-            return Method(Self(), attr)
-        return Code(path)
 
 
 class Translator:
@@ -240,12 +178,11 @@ class Translator:
         if torch_classes:
             raise Untranslatable(f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}")
         routines = [self._method(state, "forward", args) for state in self.reached(module)]
-        parameters = list(dict.fromkeys(key for routine in routines for key in routine.parameters))
-        for routine in routines:
-            if routine.parameters != parameters:
-                raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
-        bound, rest = bind(routines[0].node, args, method=True)
-        return self._result(module.expr, routines[0], rest | bound, self._keeps_order(module, args))
+        keeps_order = self._keeps_order(module, args)
+        results = [self._result(module.expr, r, _all_bound(r.node, args), keeps_order) for r in routines]
+        if not all(_same_call(results[0], result) for result in results):
+            raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
+        return results[0]
 
     def _call_torch_module(self, module: Instance, args: Args) -> Value:
         match args.positional:
@@ -366,6 +303,8 @@ class Translator:
             execute(node.body, frame)
         prefix = "self."
         state.attributes = {k.removeprefix(prefix): v for k, v in frame.env.values.items() if k.startswith(prefix)}
+        if recognised and recognised.kind == experts.KIND:
+            frame.out = experts.init_body(frame.out, state.cls.__name__, recognised.parameters)
         state.init = Routine(node, frame.source, body=frame.out)
 
     def _method(self, state: ClassState, attr: str, args: Args) -> Routine:
@@ -441,6 +380,22 @@ def _sets_attributes(node: ast.FunctionDef) -> bool:
     inside = list(ast.walk(node))
     stores = [item for item in inside if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Store)]
     return bool(stores) and not any(isinstance(item, ast.Return) and item.value is not None for item in inside)
+
+
+def _all_bound(node: ast.FunctionDef, args: Args) -> dict[str, Value]:
+    """Return what a call of a forward passes, by name, `**kwargs` too."""
+    bound, rest = bind(node, args, method=True)
+    return rest | bound
+
+
+def _same_call(first: Value, second: Value) -> bool:
+    """Whether two classes' forwards are called by the same code and give results of one shape."""
+    match first, second:
+        case Result(), Result():
+            return same_code(first.expr, second.expr) and same(first.shape, second.shape)
+        case Items(items=a), Items(items=b):
+            return len(a) == len(b) and all(map(_same_call, a, b))
+    return same(first, second)
 
 
 def _defaults(node: ast.FunctionDef, frame: Frame) -> dict[str, Value]:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from torch import nn
 
 from onboard.analysis.source import find_method, module_source
-from onboard.codegen.translate import cleanup
-from onboard.codegen.translate.classes import ClassState, Routine, Translator
+from onboard.codegen.translate import cleanup, experts
+from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.execute import execute
 from onboard.codegen.translate.facts import default_nodes
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.prune import ReplaceAttribute, prune
+from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
     NONE,
     Code,
@@ -133,7 +134,8 @@ def _class_text(
     reads = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)} | {"torch", "nn"}
     kind = recognised.kind if recognised else ""
     unrun = [attr for attr in state.weights_only if isinstance(state.attributes[attr], Instance)]
-    return ClassText(state.cls.__name__, _base(state.cls), kind, state.cls, methods, reads, unrun)
+    base = "nn.ModuleList" if experts.is_separate(recognised) else _base(state.cls)
+    return ClassText(state.cls.__name__, base, kind, state.cls, methods, reads, unrun)
 
 
 def _base(cls: type) -> str:

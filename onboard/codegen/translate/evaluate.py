@@ -24,6 +24,7 @@ from onboard.codegen.translate.values import (
     Known,
     Mapping,
     Mask,
+    MaskMaker,
     ModuleList,
     Output,
     Result,
@@ -136,6 +137,8 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
         case Output(fields=fields), Known(value=int() | slice()):
             given = Items(tuple(value for value in fields.values() if not same(value, NONE)))
             return _item(given, index, node, frame)
+        case Mask(), _:
+            return owner  # one of a dict of masks
         case Items(items=items), Known(value=int() as position):
             return items[position]
         case Items(items=items), Known(value=slice() as part):
@@ -294,9 +297,10 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
     if isinstance(left, Known) and isinstance(right, Known):
         return Known(_COMPARE[type(op)](left.value, right.value))
     if isinstance(op, ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
-        maybe_none = (isinstance(left, Code) and (left.static or left.optional)) or (
-            isinstance(left, Instance) and left.optional
-        )
+        optional = isinstance(left, Instance) and left.optional
+        if optional:
+            return Code(ast.Compare(residual(left), [op], [residual(right)]), static=True)
+        maybe_none = isinstance(left, Code) and (left.static or left.optional)
         if not maybe_none:
             return Known(isinstance(op, ast.IsNot))
     match op, left, right:
@@ -317,7 +321,9 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     expr = ast.IfExp(residual(test), residual(body), residual(orelse))
     match body, orelse:
         case Instance(made=first), Instance(made=second):
-            return Instance(first + second, expr)
+            return Instance(first + second, expr, body.optional or orelse.optional)
+        case (Instance(made=made), Known(value=None)) | (Known(value=None), Instance(made=made)):
+            return Instance(made, expr, optional=True)
         case (Code(transposed=True), _) | (_, Code(transposed=True)):
             return Code(expr)
     return Code(expr, is_static(test) and is_static(body) and is_static(orelse))
@@ -380,6 +386,13 @@ def _walrus(node: ast.NamedExpr, frame: Frame) -> Value:
     return frame.env.values[node.target.id]
 
 
+def _lambda(node: ast.Lambda, frame: Frame) -> Value:
+    """Return a function without parameters that makes a mask; others have no translation."""
+    if not (node.args.args or node.args.kwonlyargs) and isinstance(evaluate(node.body, frame), Mask):
+        return MaskMaker()
+    raise Untranslatable(f"Lambda at {frame.source.location(node)}")
+
+
 def _comprehension(node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Value:
     """Return a comprehension with one loop; a list of modules is recognised by its element."""
     generator = node.generators[0]
@@ -419,6 +432,7 @@ _NODES: dict[type[ast.expr], Callable[[Any, Frame], Value]] = {
     ast.Dict: _dict,
     ast.JoinedStr: _formatted,
     ast.NamedExpr: _walrus,
+    ast.Lambda: _lambda,
     ast.ListComp: _comprehension,
     ast.GeneratorExp: _comprehension,
 }

@@ -13,7 +13,8 @@ from onboard.codegen.translate.scores import Scores
 from onboard.codegen.translate.values import Code, Env, Items, Mapping, Output, Value, name
 
 if TYPE_CHECKING:
-    from onboard.codegen.translate.classes import ClassState, Translator
+    from onboard.codegen.translate.classes import Translator
+    from onboard.codegen.translate.state import ClassState
 
 
 @dataclass

@@ -13,7 +13,8 @@ from copy import deepcopy
 from torch import nn
 
 from onboard.codegen.translate import cleanup
-from onboard.codegen.translate.classes import ClassState, Translator
+from onboard.codegen.translate.classes import Translator
+from onboard.codegen.translate.state import ClassState
 from onboard.codegen.translate.values import Instance
 
 
