@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from checkpoints import save_tokenizer
 from moe_families import config_dict
-from test_families import _assert_equal, _onboard
+from test_onboarded_families import _assert_equal, _onboard
 from transformers import AutoConfig
 
 from onboard.analysis.tiny import build_tiny
