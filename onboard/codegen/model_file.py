@@ -48,9 +48,10 @@ def generate_model_file(spec: ModelSpec) -> str:
         norms = sorted(translator.own_norms & set().union(*(item.reads for item in classes)))
         blocks = [render(f"model/own_{name.lower()}.py.j2").strip() for name in norms]
         blocks += [_block(item, spec, translator) for item in classes]
+        names = set().union(*(item.reads for item in classes)) | _names_in(functions)
+        imports = _imports(names, translator, spec, blocks)
     except Untranslatable as error:
         raise OnboardError(f"cannot translate {spec.architecture}: {error}", hint=_MODELING_ERRORS) from error
-    names = set().union(*(item.reads for item in classes)) | _names_in(functions)
     text = render(
         "model/model.py.j2",
         architecture=spec.architecture,
@@ -61,7 +62,7 @@ def generate_model_file(spec: ModelSpec) -> str:
         source_name=f"{spec.hf_module.rsplit('.', 1)[-1]}.py",
         source_hash=_plain(spec.source_hash)[:16],
         revision=_plain(spec.revision) if spec.revision else None,
-        imports=_imports(names, translator, spec, blocks),
+        imports=imports,
         functions=functions,
         blocks=blocks,
         config_class=spec.config_class,
