@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from onboard.analysis.tiny_mixers import shrink_mixers
 from onboard.errors import ConsentRequiredError, OnboardError
 
 VOCABULARY = 131
@@ -64,7 +65,7 @@ def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
     """Return a small config with every kind of layer that `config` has."""
     native = {name: config.attribute_map.get(name, name) for name in (*_SIZES, "num_hidden_layers")}
     values = config.to_dict()
-    heads, hidden = config.num_attention_heads, config.hidden_size
+    heads, hidden = getattr(config, "num_attention_heads", 1), config.hidden_size
     for name, size in _SIZES.items():
         if values.get(native[name]) is not None:
             values[native[name]] = size
@@ -75,7 +76,8 @@ def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
     for name in _TOKEN_IDS:
         if values.get(name) is not None:
             values[name] = _TOKEN_IDS.index(name)
-    _keep_layer_kinds(values, native["num_hidden_layers"])
+    shrink_mixers(values, config.to_dict())
+    _keep_layer_kinds(values, native["num_hidden_layers"], config.num_hidden_layers)
     head_dim = values.get("head_dim") or 16
     values = _shrink_rope(values, head_dim)
     try:
@@ -156,9 +158,8 @@ def _kv_heads(kv_heads: int, heads: int) -> int:
     return {heads: 4, 1: 1}.get(kv_heads, 2)
 
 
-def _keep_layer_kinds(values: dict[str, Any], layers_key: str) -> None:
+def _keep_layer_kinds(values: dict[str, Any], layers_key: str, layers: int) -> None:
     """Keep the first layer of each kind, at least two layers; per-layer lists are cut to the kept layers."""
-    layers = values[layers_key]
     lists = {key: value for key, value in values.items() if isinstance(value, list | tuple) and len(value) == layers}
     kinds: dict[str, int] = {}
     for index in range(layers):
@@ -171,7 +172,8 @@ def _keep_layer_kinds(values: dict[str, Any], layers_key: str) -> None:
         kept = list(range(min(layers, max(2, *periods, 2), _MOST_LAYERS)))
     for key, value in lists.items():
         values[key] = [value[index] for index in kept]
-    values[layers_key] = len(kept)
+    if layers_key in values:  # some configs count a list's entries instead
+        values[layers_key] = len(kept)
 
 
 def _shrink_rope(value: Any, head_dim: int) -> Any:

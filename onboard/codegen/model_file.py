@@ -47,9 +47,10 @@ def generate_model_file(spec: ModelSpec) -> str:
         norms = sorted(translator.own_norms & set().union(*(item.reads for item in classes)))
         blocks = [render(f"model/own_{name.lower()}.py.j2").strip() for name in norms]
         blocks += [_block(item, spec, translator) for item in classes]
+        names = set().union(*(item.reads for item in classes)) | _names_in(functions)
+        imports = _imports(names, translator, spec, blocks)
     except Untranslatable as error:
         raise OnboardError(f"cannot translate {spec.architecture}: {error}", hint=_MODELING_ERRORS) from error
-    names = set().union(*(item.reads for item in classes)) | _names_in(functions)
     text = render(
         "model/model.py.j2",
         architecture=spec.architecture,
@@ -60,7 +61,7 @@ def generate_model_file(spec: ModelSpec) -> str:
         source_name=f"{spec.hf_module.rsplit('.', 1)[-1]}.py",
         source_hash=_plain(spec.source_hash)[:16],
         revision=_plain(spec.revision) if spec.revision else None,
-        imports=_imports(names, translator, spec, blocks),
+        imports=imports,
         functions=functions,
         blocks=blocks,
         config_class=spec.config_class,
@@ -73,10 +74,12 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     model = build_tiny(load_config(spec.config))
     if type(model).__name__ != spec.architecture:
         raise OnboardError(f"the spec says {spec.architecture}, its config {type(model).__name__}")
-    kinds = (*NORMS, "rotary")
+    kinds = (*NORMS, "gated_rmsnorm", "rotary")
     recognised = {b.class_name: Recognised(b.kind, b.parameters) for b in spec.blocks if b.kind in kinds}
     ropes = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "rope"}
-    return Translator(model, recognised, ropes), model
+    scans = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "scan"}
+    latents = {b.class_name: b.parameters for b in spec.blocks if b.kind == "attention" and b.parameters.get("expand")}
+    return Translator(model, recognised, ropes, scans, latents), model
 
 
 def _check_identifiers(spec: ModelSpec) -> None:

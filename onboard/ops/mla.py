@@ -44,6 +44,6 @@ def torch_mla(
     """
     heads, nope = q_nope.shape[2:]
     expanded = F.linear(compressed_kv, kv_b_proj_weight).reshape(*q_nope.shape[:3], -1)
-    k_nope, value = expanded.split([nope, expanded.shape[-1] - nope], dim=-1)
+    k_nope, value = expanded[..., :nope], expanded[..., nope:]
     key = torch.cat([k_nope, kpe.expand(-1, -1, heads, -1)], dim=-1)
     return torch_attention(torch.cat([q_nope, q_pe], dim=-1), key, value, None, 0.0, is_causal, scale)

@@ -42,8 +42,9 @@ def forward(recognised: Recognised, node: ast.FunctionDef, source: ModuleSource)
     if recognised.kind == "rotary":
         form = COMPLEX if recognised.parameters["style"] == COMPLEX else None
         return Routine(node, source, inputs, [], Hole(0, form), 1)
-    text = render(f"model/{recognised.kind}.py.j2", x=inputs[0], **recognised.parameters)
+    inputs = inputs[:2] if recognised.kind == "gated_rmsnorm" else inputs[:1]
+    text = render(f"model/{recognised.kind}.py.j2", x=inputs[0], gate=inputs[-1], **recognised.parameters)
     body = ast.parse(text).body
     for statement in body:
         statement.lineno = 0
-    return Routine(node, source, inputs[:1], body, Hole(0), 1)
+    return Routine(node, source, inputs, body, Hole(0), 1)

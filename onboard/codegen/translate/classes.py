@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
-from onboard.codegen.translate import blocks, cleanup, objects
+from onboard.codegen.translate import blocks, cleanup, latent, objects
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
@@ -126,15 +126,24 @@ class Translator:
         model: a tiny instance; it decides branches of which only one side has a translation.
         recognised: what the analysis found: class name -> how its block is generated.
         rope_ops: helper function name -> canonical op.
+        scans: helper function name -> canonical op of a recurrent mixer.
+        latents: class name of latent attention -> what `analysis.mixers.probe_latent_attention` found.
     """
 
     def __init__(
-        self, model: nn.Module, recognised: MappingABC[str, blocks.Recognised], rope_ops: MappingABC[str, str]
+        self,
+        model: nn.Module,
+        recognised: MappingABC[str, blocks.Recognised],
+        rope_ops: MappingABC[str, str],
+        scans: MappingABC[str, str],
+        latents: MappingABC[str, MappingABC[str, str]],
     ) -> None:
         self.model = model
         self.config: Any = model.config
         self.recognised = recognised
         self.rope_ops = rope_ops
+        self.scans = scans
+        self.latents = latents
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.reset()
 
@@ -232,10 +241,12 @@ class Translator:
             raise Untranslatable(f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}")
         routines = [self._method(state, "forward", args) for state in self.reached(module)]
         parameters = list(dict.fromkeys(key for routine in routines for key in routine.parameters))
-        for routine in routines:
-            if routine.parameters != parameters:
+        known = [bind(routine.node, args, method=True) for routine in routines]
+        for routine, (own, rest) in zip(routines, known, strict=True):
+            if routine.parameters != parameters and not {*own, *rest}.issuperset(parameters):
                 raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
-        bound, _ = bind(routines[0].node, args, method=True)
+            routine.parameters = parameters  # what one class needs the others take, too
+        bound = {**known[0][0], **known[0][1]}
         return self._result(module.expr, routines[0], bound, self._keeps_order(module, args))
 
     def _call_torch_module(self, module: Instance, args: Args) -> Value:
@@ -259,12 +270,17 @@ class Translator:
             return call_value(value, args, frame)
         if attr == "register_buffer" and frame.kind == "init":
             return self._register_buffer(args, frame)
+        if (names := latent.names_of(frame)) is not None and names["expand"] == attr:
+            return latent.expand(names, args)
         found = find_method(frame.cls.cls, attr)
         if found is None or found[0].__module__.startswith("transformers.modeling_utils"):
             return NONE  # checks and bookkeeping of transformers' base class
         if found[0].__module__.startswith("torch."):
             return plain_call(attribute(name("self"), attr), args)
         routine = self._method(frame.cls, attr, args)
+        if not routine.body:
+            del frame.cls.methods[attr]  # nothing is left to call
+            return routine.shape
         static = "staticmethod" in {ast.unparse(item) for item in found[1].decorator_list}
         bound, _ = bind(routine.node, args, method=not static)
         return self._result(attribute(name("self"), attr), routine, bound, False)

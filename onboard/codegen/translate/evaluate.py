@@ -23,6 +23,8 @@ from onboard.codegen.translate.values import (
     Mapping,
     Mask,
     ModuleList,
+    Output,
+    PaddingMask,
     Result,
     Untranslatable,
     Value,
@@ -141,6 +143,10 @@ def _subscript(node: ast.Subscript, frame: Frame) -> Value:
             values = list(entries.values())
             if values and all(same(value, values[0]) for value in values):
                 return values[0]
+            if values and all(isinstance(value, Mask) for value in values):
+                return PaddingMask()
+        case Output(fields=fields), Known(value=int() as position):
+            return [value for value in fields.values() if not same(value, NONE)][position]
         case ModuleList(made=made), _:
             return Instance(made, ast.Subscript(owner.expr, residual(index), ast.Load()))
         case Code(form=str() as form), Known(value=int() as part) if form == COMPLEX:
@@ -262,6 +268,8 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
     if isinstance(left, Known) and isinstance(right, Known):
         return Known(_COMPARE[type(op)](left.value, right.value))
     if isinstance(op, ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
+        if isinstance(left, PaddingMask):
+            return Known(isinstance(op, ast.Is))
         if isinstance(left, Mask):
             raise Untranslatable(f"attention that reads its mask at {frame.source.location(node)}")
         maybe_none = isinstance(left, Code) and left.static
@@ -281,6 +289,10 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     body, orelse = evaluate(node.body, frame), evaluate(node.orelse, frame)
     if same(body, orelse):
         return body
+    if isinstance(body, Mask) and isinstance(orelse, Mask):
+        return PaddingMask()
+    if is_static(test) and (is_rotary(body) or is_rotary(orelse)):
+        return _with_or_without_rope(node, test, body, orelse, frame)
     expr = ast.IfExp(residual(test), residual(body), residual(orelse))
     match body, orelse:
         case Instance(made=first), Instance(made=second):
@@ -288,6 +300,19 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
         case (Code(transposed=True), _) | (_, Code(transposed=True)):
             return Code(expr)
     return Code(expr, is_static(test) and is_static(body) and is_static(orelse))
+
+
+def is_rotary(value: Value) -> bool:
+    """Whether a value is a module that makes RoPE's tables."""
+    return isinstance(value, Instance) and all(hasattr(cls, "compute_default_rope_parameters") for cls in value.classes)
+
+
+def _with_or_without_rope(node: ast.IfExp, test: Value, body: Value, orelse: Value, frame: Frame) -> Value:
+    """Take this config's side: with and without RoPE are two models."""
+    chosen = frame.translator.decide(node.test, test, frame)
+    expr = residual(test)
+    frame.translator.guard(expr if chosen else ast.UnaryOp(ast.Not(), expr), frame)
+    return body if chosen else orelse
 
 
 def _sequence(node: ast.Tuple | ast.List, frame: Frame) -> Value:
@@ -353,6 +378,8 @@ def _comprehension(node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Value
     if len(node.generators) > 1:
         raise Untranslatable(f"a nested comprehension at {frame.source.location(node)}")
     iterable = evaluate(generator.iter, frame)
+    if isinstance(iterable, Items) and not generator.ifs and isinstance(generator.target, ast.Name):
+        return _unrolled(node.elt, generator.target.id, iterable, frame)
     env = Env(dict(frame.env.values))
     for target in ast.walk(generator.target):
         if isinstance(target, ast.Name):
@@ -367,6 +394,17 @@ def _comprehension(node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Value
     if isinstance(element, Instance):
         return ModuleList(element.made, expr)
     return Code(expr, is_static(iterable) and is_static(element))
+
+
+def _unrolled(element: ast.expr, variable: str, iterable: Items, frame: Frame) -> Value:
+    """Return the elements that a comprehension over known items makes."""
+    out = []
+    for item in iterable.items:
+        with frame.branch(Env({**frame.env.values, variable: item})) as statements:
+            out.append(evaluate(element, frame))
+        if statements:
+            raise Untranslatable(f"a comprehension with statements at {frame.source.location(element)}")
+    return Items(tuple(out))
 
 
 _NODES: dict[type[ast.expr], Callable[[Any, Frame], Value]] = {
