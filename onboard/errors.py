@@ -29,6 +29,10 @@ class ConsentRequiredError(OnboardError):
     exit_code = 3
 
 
+class NotFiniteError(OnboardError):
+    """The model computed logits that are NaN or infinite."""
+
+
 class DriftError(OnboardError):
     """A committed generated file differs from what the tool generates now."""
 

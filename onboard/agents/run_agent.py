@@ -24,7 +24,7 @@ import torch
 
 from onboard.agents.coherence import HELD_OUT, HELD_OUT_FILE, Coherence, judge, mean_nll, weights_excess
 from onboard.config import RuntimeConfig
-from onboard.errors import OnboardError
+from onboard.errors import NotFiniteError, OnboardError
 from onboard.graph.context import TransformContext
 from onboard.hub import open_source
 from onboard.registry import load_standalone
@@ -104,6 +104,8 @@ def run(
         result |= check(session, result["prompts"], judged=num_hidden_layers is None)
         facts += session.llm.engine.facts
         result["status"] = "bad_generation" if result["error"] else "success"
+    except NotFiniteError as error:
+        result |= {"status": "bad_generation", "error": error.message}
     except Exception as error:  # whatever a model, a kernel or a library raises is this run's result
         traceback.print_exc()
         result["error"] = _one_line(error)
@@ -322,7 +324,9 @@ def _one_line(error: BaseException) -> str:
 
 def _exit_with_parent() -> None:
     """End this process when its standard input closes, which is when the process that started it is gone."""
-    sys.stdin.buffer.read()
+    # Not through sys.stdin: a thread that still holds its lock when the interpreter ends makes that a fatal error.
+    while os.read(0, 1024):
+        pass
     os._exit(1)
 
 

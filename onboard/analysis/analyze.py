@@ -13,12 +13,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from onboard.analysis import mixers, probe
+from onboard.analysis.experts import probe_experts
 from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
 from onboard.analysis.source import location, module_source
 from onboard.analysis.spec import Block, LayerKind, ModelSpec
 from onboard.analysis.tiny import build_tiny, layer_kind_names, load_config, one_line, prompts
 from onboard.analysis.traits import traits
 from onboard.errors import OnboardError
+from onboard.graph.expert_weights import separate_experts
 
 SAME = 1e-5
 """Largest rmse ratio of logits with canonical attention to logits with the model's own."""
@@ -55,7 +57,8 @@ def analyze(
         raise OnboardError(f"a small {full.model_type} model does not run: {one_line(error)}") from error
     source = module_source(type(tiny).__module__)
     blocks = [*_module_blocks(tiny, recordings[0]), *_rope_blocks(tiny, recordings), *_scan_blocks(tiny, recordings[0])]
-    kinds = _layer_kinds(full, tiny, recordings[0])
+    whole = _without_memory(full)
+    kinds = _layer_kinds(whole, tiny, recordings[0], {block.class_name for block in blocks if block.kind == "experts"})
     return ModelSpec(
         model=model,
         revision=revision,
@@ -65,7 +68,7 @@ def analyze(
         hf_module=type(tiny).__module__,
         transformers_version=transformers.__version__,
         source_hash=source.sha256(),
-        num_parameters=count_parameters(full),
+        num_parameters=_parameters(whole),
         config=dict(config),
         traits=traits(full, tiny, recordings[0], blocks),
         blocks=blocks,
@@ -76,8 +79,16 @@ def analyze(
 
 def count_parameters(config: PretrainedConfig) -> int:
     """Return the number of parameters of the full model, tied ones once."""
+    return _parameters(_without_memory(config))
+
+
+def _without_memory(config: PretrainedConfig) -> nn.Module:
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model: nn.Module = AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def _parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in {id(p): p for p in model.parameters()}.values())
 
 
@@ -104,6 +115,7 @@ def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:
     """Return a block for each class of the module tree that is not PyTorch's, in the order of the tree."""
     blocks: dict[str, Block] = {}
     attention = {call.path for call in recording.attention}
+    separate = separate_experts(model)
     for path, module in model.named_modules():
         cls = type(module)
         if (
@@ -112,7 +124,7 @@ def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:
             or cls.__module__ == "transformers.activations"
         ):
             continue
-        finding = _classify(model, path, module, recording, attention)
+        finding = _classify(model, path, module, recording, attention, separate)
         blocks[cls.__name__] = Block(
             class_name=cls.__name__,
             kind=finding.kind,
@@ -125,7 +137,12 @@ def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:
 
 
 def _classify(
-    model: nn.Module, path: str, module: nn.Module, recording: Recording, attention: set[str]
+    model: nn.Module,
+    path: str,
+    module: nn.Module,
+    recording: Recording,
+    attention: set[str],
+    separate: dict[str, torch.Tensor],
 ) -> probe.Finding:
     calls = recording.modules.get(path, [])
     if module is model:
@@ -135,6 +152,8 @@ def _classify(
     if calls and all(probe.probe_rotary(call.output) for call in calls):
         finding = _rotary(model, module, recording, calls[0].output)
         return finding if finding.kind == "other" else _with_axes(finding, calls[0])
+    if calls and (found := probe_experts(module, calls[0], _under(path, separate))) is not None:
+        return found
     if (gated := mixers.probe_gated_norm(module)) is not None:  # first: without a gate it is a plain norm
         return gated
     same_class = [item for item in model.modules() if type(item) is type(module)]
@@ -166,6 +185,12 @@ def _attention(module: nn.Module) -> probe.Finding:
     latent = mixers.probe_latent_attention(module)
     expands = [f"probe: {latent['expand']} expands latents by {latent['kv_b_proj']}"] if latent else []
     return probe.Finding("attention", dict(latent), ["probe: calls the attention interface", *expands])
+
+
+def _under(path: str, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights under a module path, named relative to it."""
+    prefix = f"{path}."
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
 def _made_with_tuple(cls: type) -> bool:
@@ -233,22 +258,37 @@ def _scan_blocks(model: nn.Module, recording: Recording) -> list[Block]:
     return list(blocks.values())
 
 
-def _layer_kinds(config: PretrainedConfig, tiny: nn.Module, recording: Recording) -> list[LayerKind]:
+def _layer_kinds(whole: nn.Module, tiny: nn.Module, recording: Recording, experts: set[str]) -> list[LayerKind]:
     """Group the checkpoint's decoder layers by kind; paths are those of the tiny model.
 
-    A window that all layers have is no field of theirs: the probe tells.
+    A window that all layers have is no field of theirs: the probe tells. Which layers are mixtures, where not all are,
+    their modules tell: `experts` are the classes to look for.
     """
     windows = {call.window for call in recording.attention}
-    names, small = layer_kind_names(config), layer_kind_names(tiny.config)
+    names, small = (layer_kind_names(model.config) for model in (whole, tiny))
     if set(names) == {"full_attention"} and windows and None not in windows:
         names, small = (["sliding_attention"] * len(item) for item in (names, small))
     lists = {path: module for path, module in tiny.named_modules() if isinstance(module, nn.ModuleList)}
     path = max(lists, key=lambda item: len(list(lists[item].modules())), default="layers")
+    names, small = (_mark_mixtures(*pair, path, experts) for pair in ((names, whole), (small, tiny)))
     kinds: dict[str, LayerKind] = {}
     for index, name in enumerate(names):
+        if name not in small:
+            raise OnboardError(f"the small model has no layer of the kind {name}", hint="Report this config")
         kind = LayerKind(name=name, layers=[], path=f"{path}.{small.index(name)}")
         kinds.setdefault(name, kind).layers.append(index)
     return list(kinds.values())
+
+
+def _mark_mixtures(names: list[str], model: nn.Module, path: str, experts: set[str]) -> list[str]:
+    """Return the names of layers' kinds, with "_moe" after those of mixtures where there are other layers, too."""
+    if not experts:
+        return names
+    layers = list(model.get_submodule(path).children())
+    mixed = [any(type(module).__name__ in experts for module in layer.modules()) for layer in layers]
+    if all(mixed) or len(mixed) != len(names):
+        return names
+    return [f"{name}_moe" if is_mixed else name for name, is_mixed in zip(names, mixed, strict=True)]
 
 
 def _tricky(config: PretrainedConfig, recording: Recording) -> list[str]:

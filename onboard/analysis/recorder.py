@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
@@ -110,7 +111,8 @@ def modules_recorded(model: nn.Module, calls: dict[str, list[ModuleCall]]) -> It
     for path, module in model.named_modules():
 
         def hook(_: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
-            calls.setdefault(path, []).append(ModuleCall(args, kwargs, output))
+            kept = tree_map(_copy, output)  # what follows may work in place
+            calls.setdefault(path, []).append(ModuleCall(args, kwargs, kept))
 
         handles.append(module.register_forward_hook(hook, with_kwargs=True))
     try:
@@ -118,6 +120,10 @@ def modules_recorded(model: nn.Module, calls: dict[str, list[ModuleCall]]) -> It
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 @contextmanager
@@ -138,7 +144,7 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
         causal = _is_causal(attention_mask, query.shape[2], window)
         recording.attention.append(AttentionCall(paths[module], window, causal, settings, query.shape[1], key.shape[1]))
         out = torch.ops.onboard.torch_attention(query, key, value, None, 0.0, True, scaling, sinks, window, cap, "bnsd")
-        return out.transpose(1, 2), None
+        return out.transpose(1, 2).contiguous(), None
 
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, eager_mask)

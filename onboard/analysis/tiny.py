@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from onboard.analysis.few_experts import DENSE_LAYERS, few_experts
 from onboard.analysis.tiny_mixers import shrink_mixers
 from onboard.errors import ConsentRequiredError, OnboardError
 
@@ -76,6 +77,7 @@ def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
     for name in _TOKEN_IDS:
         if values.get(name) is not None:
             values[name] = _TOKEN_IDS.index(name)
+    values |= few_experts(values)
     shrink_mixers(values, config.to_dict())
     _keep_layer_kinds(values, native["num_hidden_layers"], config.num_hidden_layers)
     head_dim = values.get("head_dim") or 16
@@ -161,9 +163,11 @@ def _kv_heads(kv_heads: int, heads: int) -> int:
 def _keep_layer_kinds(values: dict[str, Any], layers_key: str, layers: int) -> None:
     """Keep the first layer of each kind, at least two layers; per-layer lists are cut to the kept layers."""
     lists = {key: value for key, value in values.items() if isinstance(value, list | tuple) and len(value) == layers}
+    dense = {key: value for key in DENSE_LAYERS if type(value := values.get(key)) is int}
     kinds: dict[str, int] = {}
     for index in range(layers):
-        kinds.setdefault(repr([value[index] for value in lists.values()]), index)
+        firsts = [index < count for count in dense.values()]
+        kinds.setdefault(repr([*firsts, *(value[index] for value in lists.values())]), index)
     kept = sorted(kinds.values())
     if len(kept) < 2:
         periods = [
@@ -172,6 +176,8 @@ def _keep_layer_kinds(values: dict[str, Any], layers_key: str, layers: int) -> N
         kept = list(range(min(layers, max(2, *periods, 2), _MOST_LAYERS)))
     for key, value in lists.items():
         values[key] = [value[index] for index in kept]
+    for key, count in dense.items():
+        values[key] = sum(index < count for index in kept)
     if layers_key in values:  # some configs count a list's entries instead
         values[layers_key] = len(kept)
 

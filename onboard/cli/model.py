@@ -111,7 +111,7 @@ class ModelRun:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         document: dict[str, Any] = {"model": self.model, "status": status, "phases": [], "artifacts": {}}
         if self.outcome is not None:
-            document = self.outcome.document()
+            document = self.outcome.document() | {"model": self.model}
         document["error"] = None if error is None else str(error) or status
         if self.options.dry_run:
             document["files"] = self._pending()
@@ -123,7 +123,8 @@ class ModelRun:
             for file in self._pending():
                 print(file["diff"] or f"{file['path']}: unchanged")
         elif error is not None:
-            print(f"resume with: {resume_command(sys.argv[1:])}", file=sys.stderr)
+            if self.context is not None and self.context.work_dir.exists():
+                print(f"resume with: {resume_command(sys.argv[1:])}", file=sys.stderr)
         elif self.outcome is not None:
             artifacts = self.outcome.document()["artifacts"]
             width = max(map(len, artifacts), default=0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 _COMMON = ("--line-length", "120", "--target-version", "py311", "--isolated", "--stdin-filename", "generated.py", "-")
+_OWN_IMPORTS = ("--config", 'lint.isort.known-first-party = ["onboard"]')
+_GAP_AFTER_SUPER = re.compile(r"^( +super\(\)\.__init__\(\)\n)\n+(?= )", re.MULTILINE)
 
 
 def format_python(text: str) -> str:
@@ -14,8 +17,9 @@ def format_python(text: str) -> str:
     Raises:
         AssertionError: the text is not Python, which is a fault of the generator.
     """
-    fixed = _ruff(("check", "--fix", "--quiet", "--select", "I,F401,UP"), text)
-    return _ruff(("format", "--quiet"), fixed)
+    fixed = _ruff(("check", "--fix", "--quiet", "--select", "I,F401,UP", *_OWN_IMPORTS), text)
+    # Statements that were left out leave a gap.
+    return _ruff(("format", "--quiet"), _GAP_AFTER_SUPER.sub(r"\1", fixed))
 
 
 def _ruff(command: tuple[str, ...], text: str) -> str:

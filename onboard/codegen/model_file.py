@@ -16,6 +16,7 @@ from onboard.analysis.tiny import build_tiny, load_config
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
 from onboard.codegen.render import render
+from onboard.codegen.translate import experts
 from onboard.codegen.translate.blocks import NORMS, Recognised
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.emit import ClassText, MethodText, emit, rope_default
@@ -74,7 +75,7 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     model = build_tiny(load_config(spec.config))
     if type(model).__name__ != spec.architecture:
         raise OnboardError(f"the spec says {spec.architecture}, its config {type(model).__name__}")
-    kinds = (*NORMS, "gated_rmsnorm", "rotary")
+    kinds = (*NORMS, "gated_rmsnorm", "rotary", experts.KIND)
     recognised = {b.class_name: Recognised(b.kind, b.parameters) for b in spec.blocks if b.kind in kinds}
     ropes = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "rope"}
     scans = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "scan"}
@@ -87,6 +88,7 @@ def _check_identifiers(spec: ModelSpec) -> None:
     for item in spec.blocks:
         names += [item.class_name, *map(str, (item.parameters.get("eps", "eps"), item.parameters.get("op", "op")))]
         names += [str(item.parameters.get(key, "None")).removeprefix("self.") for key in ("weight", "bias")]
+        names += experts.identifiers(item.parameters) if item.kind == experts.KIND else []
     for name in names:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name.replace("-", "_")):
             raise OnboardError(f"the spec has {name!r} where an identifier belongs")
@@ -114,7 +116,10 @@ def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
         for method in item.methods
     ]
     docstring = class_docstring(kind, block.parameters if block else {}, item.name)
-    return render("model/class.py.j2", name=item.name, base=item.base, docstring=docstring, methods=methods).strip()
+    text = render("model/class.py.j2", name=item.name, base=item.base, docstring=docstring, methods=methods).strip()
+    if recognised is not None and experts.is_separate(recognised):
+        return f"{experts.expert_text(item.name, recognised.parameters)}\n\n\n{text}"
+    return text
 
 
 def _rotary(item: ClassText, recognised: Recognised, spec: ModelSpec, translator: Translator) -> str:

@@ -24,6 +24,7 @@ from onboard.analysis.recorder import ModuleCall, first_tensor, modules_recorded
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny import build_tiny, load_config, prompt, prompts
 from onboard.errors import OnboardError
+from onboard.graph.expert_weights import separate_experts
 from onboard.ops.rope import complex_freqs
 
 TOLERANCE = 1e-5
@@ -83,7 +84,7 @@ def _same_weights(model_class: type[nn.Module], reference: nn.Module) -> nn.Modu
     except AssertionError as error:
         text = str(error).removeprefix("not covered: ")
         raise OnboardError(f"the generated file does not cover this config: {text}", hint="Generate it anew") from error
-    ours, theirs = model.state_dict(), reference.state_dict()
+    ours, theirs = model.state_dict(), separate_experts(reference)
     if missing := sorted(theirs.keys() ^ ours.keys()):
         side = "lacks" if missing[0] in theirs else "adds"
         raise OnboardError(f"the generated {model_class.__name__} {side} the weight {missing[0]}")

@@ -12,6 +12,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from onboard.content import CONTENT_ROOT
 
+TEST_TEMPLATE = "tests/test_modeling.py.j2"
+"""What the equivalence tests are made from."""
+
 
 def render(template: str, root: Path | None = None, **values: Any) -> str:
     """Render a template, named relative to `templates/` (for example "report/report.md.j2").

@@ -17,10 +17,8 @@ from onboard import __version__
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny import ORIGINAL_POSITIONS, load_config, tiny_config
 from onboard.codegen.format import format_python
-from onboard.codegen.render import render
+from onboard.codegen.render import TEST_TEMPLATE, render
 from onboard.errors import OnboardError
-
-TEMPLATE = "tests/test_modeling.py.j2"
 
 _BATCH, _LENGTH = 2, 24
 # Prompts lie on both sides of the position at which RoPE that scales with length switches.
@@ -72,10 +70,10 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None) -> str:
     layers = _layers(spec, model)
     blocks = _blocks(spec, model, layers)
     text = render(
-        TEMPLATE,
+        TEST_TEMPLATE,
         root,
         version=__version__,
-        model=re.sub(r"[^\w./-]", "_", spec.model),
+        model=re.sub(r"[^\w./-]", "_", _shown_name(spec.model)),
         spec=spec,
         model_file=f"modeling_{spec.family}.py",
         config=_arguments(config),
@@ -89,6 +87,11 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None) -> str:
         prompt_lengths=_PROMPT_LENGTHS,
     )
     return format_python(text)
+
+
+def _shown_name(model: str) -> str:
+    """Return an id as it is, and of a folder, whose path says nothing to others, the name alone."""
+    return model.rsplit("/", 1)[-1] if model.startswith("/") else model
 
 
 def _check_names(spec: ModelSpec) -> None:

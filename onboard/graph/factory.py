@@ -75,7 +75,13 @@ class ModelFactory:
         if not path.is_file():
             raise OnboardError(f"there is no model file {path.name}", hint="Onboard the model first")
         load_model_file(path)
-        return registered_model(type(self.config).__name__)(self.config)
+        try:
+            return registered_model(type(self.config).__name__)(self.config)
+        except AssertionError as error:  # the file says what it does not cover
+            raise OnboardError(
+                f"{path.name} does not serve this model: {error}",
+                hint="Onboard the model, which makes a file that does",
+            ) from error
 
     def _hf_model(self) -> nn.Module:
         model = AutoModelForCausalLM.from_config(self.config, dtype=self.dtype)

@@ -169,6 +169,6 @@ def _copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
     twin._parameters.update(gm._parameters)
     twin._buffers.update(gm._buffers)
     twin._non_persistent_buffers_set = set(gm._non_persistent_buffers_set)
-    twin.meta = dict(gm.meta)
+    twin.meta = copy.deepcopy(gm.meta)  # the weight plan, which transforms edit in place
     twin.graph = graph
     return twin.train(gm.training)

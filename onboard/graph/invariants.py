@@ -55,9 +55,8 @@ def _attention_is_cached(module: nn.Module, context: TransformContext) -> None:
     if not any(entry.key == "insert_cached_attention" and entry.enabled for entry in context.history):
         return
     _recurrences_are_cached(module)
-    for _, gm in graph_modules(module):
-        if left := _canonical_attention(gm):
-            context.facts.append(f"{len(left)} attention calls have no cache, for example {left[0].name}")
+    if left := uncached_attention(module):
+        context.facts.append(f"{len(left)} attention calls have no cache, for example {left[0].name}")
 
 
 def _recurrences_are_cached(module: nn.Module) -> None:
@@ -71,8 +70,10 @@ def _recurrences_are_cached(module: nn.Module) -> None:
             )
 
 
-def _canonical_attention(gm: fx.GraphModule) -> list[fx.Node]:
-    return nodes_of(gm, torch.ops.onboard.torch_attention, torch.ops.onboard.torch_attention_sdpa)
+def uncached_attention(module: nn.Module) -> list[fx.Node]:
+    """Return the attention calls, in any form, that see only the tokens of their own step."""
+    canonical = (torch.ops.onboard.torch_attention, torch.ops.onboard.torch_attention_sdpa)
+    return [node for _, gm in graph_modules(module) for node in (*nodes_of(gm, *canonical), *_plain_attention(gm))]
 
 
 _UNCACHED = ("torch_mla", "torch_ssm", "torch_selective_scan", "torch_causal_conv1d", "torch_gated_delta_rule")

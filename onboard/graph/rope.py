@@ -66,7 +66,7 @@ def find_rotation(node: fx.Node) -> Rotation | None:
     if found := find(_COMPLEX_ROTATION, node):
         x = found["x"]
         if rank(x) == 4 and rank(found["freqs"]) == 3 and same_shape(node, x):
-            return _without_casts(Rotation(COMPLEX, x, node, (found["freqs"],), found["unsqueeze_dim"]))
+            return _without_casts(Rotation(COMPLEX, x, node, (found["freqs"],), found["unsqueeze_dim"] % 4))
     return None
 
 
@@ -87,7 +87,7 @@ def _half_rotation(node: fx.Node, found: Bound) -> Rotation | None:
     size = x.meta["val"].shape[-1]
     if found.get("half", size // 2) * 2 != size or any(rank(table) != 3 for table in tables):
         return None
-    rotation = Rotation(EXPLICIT, x, node, tables, found["unsqueeze_dim"])
+    rotation = Rotation(EXPLICIT, x, node, tables, found["unsqueeze_dim"] % 4)  # it may be counted from the end
     return _with_interleaving(_with_rest(rotation))
 
 

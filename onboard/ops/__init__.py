@@ -10,6 +10,7 @@
 | `torch_causal_conv1d` | `causal_conv.py` |
 | `torch_ssm`, `torch_selective_scan`, `torch_rmsnorm_gated` | `ssm.py` |
 | `torch_gated_delta_rule` | `delta_rule.py` |
+| `torch_moe` | `moe.py` |
 | `gather_logits_before_lm_head` | `gather.py` |
 | `torch_cached_attention` | `cached_attention.py` |
 | `torch_fused_add_rmsnorm`, `torch_silu_and_mul`, `torch_rope_cached`, `torch_fused_swiglu_mlp` | `fused.py` |
@@ -37,6 +38,7 @@ from onboard.ops import (  # noqa: F401  (registers)
     gather,
     linear,
     mla,
+    moe,
     norm,
     rope,
     ssm,
@@ -46,7 +48,7 @@ from onboard.ops.library import op_sources
 if importlib.util.find_spec("triton") is not None:
     from onboard.ops import triton  # noqa: F401  (registers)
 
-_CANONICAL = (attention, causal_conv, delta_rule, linear, mla, norm, rope, ssm)
+_CANONICAL = (attention, causal_conv, delta_rule, linear, mla, moe, norm, rope, ssm)
 
 
 def has_triton() -> bool:

@@ -13,6 +13,7 @@ from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.factory import ModelFactory
+from onboard.graph.invariants import uncached_attention
 from onboard.graph.pipeline import Observer, Pipeline, load_pipeline
 from onboard.runtime.engine import Engine
 from onboard.runtime.rope import length_dependent_rope
@@ -38,13 +39,19 @@ def build_engine(
     context = make_context(checkpoint, runtime, root=root, model=model)
     pipeline = Pipeline(load_pipeline(runtime.transforms), dump_dir=dump_dir, strict=strict)
     gm = pipeline.run(context, observer)
-    if context.cache is None:
+    if left := uncached_attention(gm):
+        problem = f"{len(left)} attention calls have no cache, for example {left[0].name}"
+        raise OnboardError(
+            problem, hint="Leave the transforms that match attention and insert_cached_attention enabled"
+        )
+    if context.cache is None or not context.cache.resources:
         raise OnboardError("the pipeline made no cache", hint="Leave insert_cached_attention enabled")
     return Engine(
         gm,
         context.cache,
         tokenizer=Tokenizer.load(checkpoint),
         eos_token_ids=eos_token_ids(checkpoint, context.factory.config),
+        vocab_size=getattr(context.factory.config, "vocab_size", None),
         rope=length_dependent_rope(context.factory.config.to_dict()),
         history=context.history,
         facts=context.facts,
@@ -91,11 +98,28 @@ def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
 
 
 def eos_token_ids(checkpoint: Path, config: Any) -> frozenset[int]:
-    """Return the tokens that end a text: generation_config.json's, else the config's."""
+    """Return the tokens that end a text: generation_config.json's, else the config's.
+
+    Raises `OnboardError` when that file is damaged.
+    """
     path = checkpoint / "generation_config.json"
-    generation = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    ids = generation.get("eos_token_id", getattr(config, "eos_token_id", None))
-    return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+    generation = _read_json(path) if path.is_file() else {}
+    ids = generation.get("eos_token_id")
+    ids = getattr(config, "eos_token_id", None) if ids is None else ids
+    ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
+    if not all(type(each) is int for each in ids):
+        raise OnboardError(f"{path} has eos_token_id {ids}", hint="It is a token id or a list of token ids")
+    return frozenset(ids)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise OnboardError(f"{path} is not JSON: {error}", hint="Fetch the checkpoint again") from error
+    if not isinstance(values, dict):
+        raise OnboardError(f"{path} holds no JSON object", hint="Fetch the checkpoint again")
+    return values
 
 
 def max_positions(config: Any) -> int | None:

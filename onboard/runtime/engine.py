@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -56,6 +57,8 @@ class Engine:
     cache: CachedSequenceInterface
     tokenizer: Tokenizer | None = None
     eos_token_ids: frozenset[int] = frozenset()
+    vocab_size: int | None = None
+    """Prompts hold token ids below it; None: unknown, unchecked."""
     rope: LengthDependentRope | None = None
     history: list[Any] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
@@ -80,7 +83,7 @@ class Engine:
     def submit(self, prompt: Sequence[int], params: SamplingParams) -> list[Request]:
         """Queue a prompt; return its `params.n` outputs, which `step` completes.
 
-        Raises `UsageError` if the prompt is empty or too long.
+        Raises `UsageError` if the prompt is empty, too long, or has a token that the model does not have.
         """
         self._check_prompt(prompt, room_for=1)
         if params.stop and self.tokenizer is None:
@@ -162,6 +165,9 @@ class Engine:
     def _check_prompt(self, prompt: Sequence[int], *, room_for: int) -> None:
         if not len(prompt):
             raise UsageError("a prompt has no tokens", hint="Give at least one token")
+        # Looking up such a token would be an error that ends the process on a GPU.
+        if bad := [token for token in prompt if not 0 <= token < (self.vocab_size or math.inf)]:
+            raise UsageError(f"a prompt has token {bad[0]}", hint=f"The model has tokens 0 to {self.vocab_size} - 1")
         if len(prompt) + room_for > self.capacity:
             raise UsageError(
                 f"a prompt has {len(prompt)} tokens and a sequence can have {self.capacity} in all",
@@ -193,13 +199,16 @@ class Engine:
 
     def _finish_reason(self, sequence: Request, capacity: int) -> FinishReason | None:
         params, token = sequence.params, sequence.tokens[-1]
-        if token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos):
+        if self._ends_text(params, token):
             return "stop"
         if params.stop and self._stop_position(sequence) is not None:
             return "stop"
         if sequence.num_generated >= params.max_tokens or len(sequence.tokens) >= capacity:
             return "length"
         return None
+
+    def _ends_text(self, params: SamplingParams, token: int) -> bool:
+        return token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos)
 
     def _stop_position(self, sequence: Request) -> int | None:
         """Return where in the text the first stop text begins."""
@@ -212,9 +221,11 @@ class Engine:
     def _set_text(self, sequence: Request) -> None:
         if self.tokenizer is None:
             return
+        shown = sequence.generated
+        if self._ends_text(sequence.params, shown[-1]):
+            shown = shown[:-1]
+        sequence.text = self.tokenizer.decode(shown)
         if sequence.params.stop:
             position = self._stop_position(sequence)
             text = self._detokenizers.pop(id(sequence)).text
-            sequence.text = self.tokenizer.decode(sequence.generated) if position is None else text[:position]
-        else:
-            sequence.text = self.tokenizer.decode(sequence.generated)
+            sequence.text = sequence.text if position is None else text[:position]

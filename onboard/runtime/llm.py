@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from onboard.config import DType, RuntimeConfig
@@ -16,7 +19,8 @@ from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.runtime.sampling import SamplingParams
 from onboard.runtime.scheduler import FinishReason, Request, Step
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, its tokens (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or `{"prompt_token_ids": ...}`."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +100,12 @@ class LLM:
 
         `sampling_params` is one for all or one a prompt; `on_step` is called after each forward pass.
         """
-        batch = _as_batch(prompts)
+        batch = [_unwrapped(prompt) for prompt in _as_batch(prompts)]
         params = _as_params(sampling_params, len(batch))
         encoded = [self._encode(prompt) for prompt in batch]
         try:
             pending = [self.engine.submit(ids, each) for ids, each in zip(encoded, params, strict=True)]
-        except UsageError:
+        except BaseException:
             self.engine.scheduler.abort()
             raise
         self.engine.run(on_step)
@@ -114,19 +118,40 @@ class LLM:
         """Return the logits of every token of one prompt, [tokens, vocabulary] float32 on the CPU."""
         return self.engine.logits(input_ids)
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _encode(self, prompt: str | list[int]) -> list[int]:
         if not isinstance(prompt, str):
-            return [int(token) for token in prompt]
+            return prompt
         if self.engine.tokenizer is None:
             raise UsageError("the checkpoint has no tokenizer", hint="Give prompts as lists of token ids")
         return self.engine.tokenizer.encode(prompt)
 
 
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
+    if isinstance(prompts, str | Mapping):
         return [prompts]
-    items = list(prompts)
-    return [items] if items and all(isinstance(item, int) for item in items) else items  # type: ignore[list-item, return-value]
+    items = _as_list(prompts)
+    return [items] if items and all(isinstance(item, Integral) for item in items) else items
+
+
+def _unwrapped(prompt: Any) -> str | list[int]:
+    """Return a prompt's text or tokens; raise `UsageError` for anything else."""
+    if isinstance(prompt, Mapping):
+        prompt = prompt.get("prompt_token_ids", prompt.get("prompt"))
+    if isinstance(prompt, str):
+        return prompt
+    tokens = _as_list(prompt)
+    if bad := [token for token in tokens if not isinstance(token, Integral)]:
+        raise UsageError(f"a prompt has {bad[0]!r} for a token", hint="Tokens are whole numbers")
+    return [int(token) for token in tokens]
+
+
+def _as_list(values: Any) -> list[Any]:
+    """Return a sequence, a tensor or an array as a list; raise `UsageError` for anything else."""
+    if isinstance(values, torch.Tensor | np.ndarray):
+        values = values.tolist()
+    if not isinstance(values, Sequence):
+        raise UsageError(f"a prompt is {values!r}", hint="Give a text, or a list of token ids")
+    return list(values)
 
 
 def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

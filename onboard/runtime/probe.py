@@ -72,7 +72,7 @@ def run_plain(module: nn.Module, prompts: Sequence[Prompt], context: TransformCo
 
     Weights that are not loaded yet are loaded into a copy, by the code that will load them.
     """
-    if any(parameter.is_meta for parameter in module.parameters()):
+    if not any(entry.key == "load_weights" and not entry.skipped for entry in context.history):
         module = _with_weights(module, context)
     logits = []
     for prompt in prompts:

@@ -46,7 +46,7 @@ def find_checkpoint(runtime: RuntimeConfig) -> Path:
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"the configuration {path} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f"the configuration {path} is not a mapping")

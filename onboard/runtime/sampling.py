@@ -15,6 +15,10 @@ import torch
 from pydantic import Field, field_validator
 
 from onboard.config import StrictModel
+from onboard.errors import NotFiniteError
+
+_LOWEST_TEMPERATURE = 1e-5  # below it (as in vLLM) division by it may overflow float32
+_NOT_A_NUMBER = -1  # in place of a token
 
 
 class SamplingParams(StrictModel):
@@ -22,7 +26,7 @@ class SamplingParams(StrictModel):
 
     max_tokens: int = Field(default=16, ge=1)
     temperature: float = Field(default=1.0, ge=0.0)
-    """0: the most likely token, always."""
+    """0 (or less than 1e-5): the most likely token, always."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Keep the most likely tokens that together have at least this probability (Holtzman et al. 2020)."""
     top_k: int = Field(default=0, ge=-1)
@@ -55,7 +59,7 @@ class SamplingParams(StrictModel):
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
-        return self.temperature == 0.0
+        return self.temperature < _LOWEST_TEMPERATURE
 
     @property
     def filtered(self) -> bool:
@@ -79,16 +83,21 @@ class Choice:
 def sample(
     logits: torch.Tensor, params: Sequence[SamplingParams], generators: Sequence[np.random.Generator]
 ) -> list[Choice]:
-    """Choose a token for each row of `logits` [rows, vocabulary]; one parameter set and one generator a row."""
+    """Choose a token for each row of `logits` [rows, vocabulary]; one parameter set and one generator a row.
+
+    Raises `NotFiniteError` for logits that are NaN or infinite: any token would be as good as any other.
+    """
     assert len(logits) == len(params) == len(generators)
-    tokens = torch.argmax(logits, dim=-1)
+    largest, tokens = logits.max(dim=-1)  # a NaN counts as largest
     for filtered in (False, True):
         rows = [i for i, each in enumerate(params) if not each.greedy and each.filtered == filtered]
         if rows:
             uniform = torch.tensor([generators[i].random() for i in rows], dtype=torch.float64).to(logits.device)
             draw = _draw_filtered if filtered else _draw
             tokens[rows] = draw(logits[rows].float(), [params[i] for i in rows], uniform)
-    choices = [Choice(token) for token in tokens.tolist()]
+    choices = [Choice(token) for token in torch.where(largest.isfinite(), tokens, _NOT_A_NUMBER).tolist()]
+    if any(choice.token == _NOT_A_NUMBER for choice in choices):
+        raise NotFiniteError("the logits are not finite", hint="Use dtype bfloat16 or float32")
     for i, each in enumerate(params):
         if each.logprobs is not None:
             choices[i].logprobs = _logprobs(logits[i], choices[i].token, each.logprobs)

@@ -156,13 +156,19 @@ def reference_logits(context: TransformContext, prompts: Sequence[Prompt]) -> tu
     if context.dtype == torch.float32:
         return rounded, 0.0
     exact = _hf_logits(context, prompts, torch.float32)
-    return exact, max(rmse_ratio(ours, theirs) for ours, theirs in zip(rounded, exact, strict=True))
+    return exact, _worst(rounded, exact)
 
 
 def rmse_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return rmse(actual - expected) / rmse(expected), in float64."""
     actual, expected = actual.double(), expected.double()
     return float((actual - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+
+
+def _worst(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """Return the largest error over prompts, NaN if any is (which Python's `max` hides behind a number)."""
+    errors = [rmse_ratio(ours, theirs) for ours, theirs in zip(actual, expected, strict=True)]
+    return float(torch.tensor(errors, dtype=torch.float64).max())
 
 
 @torch.inference_mode()
@@ -198,11 +204,7 @@ def _check(
         logits = _run_all(module, context, prompts, rope)
     except Exception as error:  # whatever a broken graph raises is the finding
         return Check(key, exception=" ".join(f"{type(error).__name__}: {error}".split()))
-    errors = {
-        way: max(rmse_ratio(actual, expected) for actual, expected in zip(found, reference, strict=True))
-        for way, found in logits.items()
-    }
-    return Check(key, errors)
+    return Check(key, {way: _worst(found, reference) for way, found in logits.items()})
 
 
 def _run_all(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from onboard.graph.expert_weights import separate_experts
 from onboard.modeling import load_model_file, registered_model
 
 
@@ -61,8 +62,11 @@ def _distinct_tensors(module: nn.Module) -> list[torch.Tensor]:
 
 
 def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    """Load the state dict of `source` into `target`; a name or shape that only one of them has is an error."""
-    expected, found = source.state_dict(), target.state_dict()
+    """Load the weights of transformers' `source` into `target`, experts one by one where checkpoints have them so.
+
+    A name or shape that only one of them has is an error.
+    """
+    expected, found = separate_experts(source), target.state_dict()
     assert expected.keys() == found.keys(), (
         f"parameter names differ: missing {sorted(expected.keys() - found.keys())},"
         f" unexpected {sorted(found.keys() - expected.keys())}"

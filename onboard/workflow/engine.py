@@ -13,12 +13,14 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
 from onboard.config import suggest
 from onboard.errors import OnboardError, UsageError
 from onboard.hub import open_source
+from onboard.registry import identity
 from onboard.workflow.files import FileWriter
 from onboard.workflow.lock import STAGING, WORK, check_writable, exclusive, slug
 from onboard.workflow.outcome import PhaseOutcome, RunOutcome
@@ -71,9 +73,12 @@ def _is_phase_of(value: object, module: str) -> bool:
 
 
 def open_run(model: str, root: Path, options: RunOptions) -> RunContext:
-    """Return the context for onboarding `model` under `root`; nothing is fetched or written yet."""
-    root = root.expanduser().resolve()
-    work_dir = root / WORK / slug(model)
+    """Return the context for onboarding `model` under `root`; nothing is fetched or written yet.
+
+    A local folder goes by its absolute path from here on, however it was written.
+    """
+    root, model = root.expanduser().resolve(), identity(model)
+    work_dir = work_folder(root, model)
     return RunContext(
         model=model,
         root=root,
@@ -83,6 +88,25 @@ def open_run(model: str, root: Path, options: RunOptions) -> RunContext:
         worklog=Worklog(None if options.dry_run else work_dir / "worklog.md"),
         source=open_source(model, revision=options.revision, offline=options.offline),
     )
+
+
+def work_folder(root: Path, model: str) -> Path:
+    """Return the folder of a model's artifacts: `slug`, with a digest when another model's folder has that name."""
+    folder = root / WORK / slug(model)
+    return (
+        folder
+        if _may_have(folder, model)
+        else folder.with_name(f"{folder.name}-{sha256(model.encode()).hexdigest()[:8]}")
+    )
+
+
+def _may_have(folder: Path, model: str) -> bool:
+    """Tell whether a work folder is the model's, or nobody's (any more)."""
+    try:
+        owner = RunState.load(folder, model).model
+    except OnboardError:  # unreadable: said when the state is needed
+        return True
+    return owner == model or (owner.startswith("/") and not Path(owner).exists())
 
 
 @dataclass
@@ -136,7 +160,7 @@ class _Run:
         self.context = context
         self.observer = observer
         self.versions = current_versions()
-        self.state = RunState(model=context.model) if fresh else RunState.load(context.work_dir, context.model)
+        self.state = RunState(model=context.model) if fresh else _load_state(context)
         self.state.versions = self.versions
         self.from_ = from_
         self.forced = fresh
@@ -287,6 +311,16 @@ class _Run:
 
     def _log(self, outcome: PhaseOutcome) -> None:
         self.context.worklog.append(f"{outcome.name}: {outcome.status} in {outcome.seconds:.1f} s", _story(outcome))
+
+
+def _load_state(context: RunContext) -> RunState:
+    """Return the model's state; that of a model whose folder is gone counts as none."""
+    state = RunState.load(context.work_dir, context.model)
+    if state.model == context.model:
+        return state
+    if _may_have(context.work_dir, context.model):
+        return RunState(model=context.model)
+    raise OnboardError(f"{context.work_dir} was taken by {state.model} meanwhile", hint="Run again")
 
 
 def _skipped(phase: Phase, record: PhaseRecord, why: str) -> PhaseOutcome:

@@ -19,7 +19,7 @@ STAGING = "tmp"
 
 
 def slug(model: str) -> str:
-    """Return a model's folder name below `.onboard`: "org--name" of an id, or a local folder's own name.
+    """Return a name for a model's folder below `.onboard`: "org--name" of an id, or a local folder's own name.
 
     What a file name cannot hold is replaced, and a digest then keeps two such names apart.
     """

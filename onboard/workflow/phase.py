@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from onboard.analysis.spec import ModelSpec
 from onboard.config import DType, StrictModel
+from onboard.workflow.pytest_run import RunPytest, in_new_interpreter
 
 if TYPE_CHECKING:
     from onboard.hub import ModelSource
@@ -41,7 +42,7 @@ class RunContext:
     """One run of the workflow for one model."""
 
     model: str
-    """As the user gave it: a local folder or an id."""
+    """A local folder's absolute path, or an id."""
     root: Path
     work_dir: Path
     """`<root>/.onboard/<model>`."""
@@ -51,6 +52,7 @@ class RunContext:
     worklog: Worklog
     source: ModelSource
     """Where the model's files are (`onboard.hub`): a local folder, the cache or a Hub; weights on demand."""
+    run_pytest: RunPytest = in_new_interpreter
 
     def artifact(self, name: str) -> Path:
         """Return the path of an artifact in the work folder."""

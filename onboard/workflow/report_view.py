@@ -13,6 +13,8 @@ from onboard.analysis.spec import Block, LayerKind, ModelSpec
 from onboard.workflow.checkpoint import layer_kinds, max_positions, native_values
 from onboard.workflow.phase import RunContext
 
+ARTIFACTS = ("gather", "survey", "tests", "review", "registration", "run")
+"""What the report is made from, besides the spec."""
 _LEVELS = (1e-9, 1.0)
 """Ends of the logarithmic scale on which errors are drawn."""
 
@@ -21,7 +23,7 @@ def report_view(context: RunContext) -> dict[str, Any]:
     """Return everything that the report's templates use."""
     spec = context.spec
     kinds = layer_kinds(spec)
-    found = {name: _optional(context, f"{name}.json") for name in _ARTIFACTS}
+    found = found_artifacts(context)
     runs = list(found["run"].get("runs", {}).items())
     return {
         "version": __version__,
@@ -37,7 +39,7 @@ def report_view(context: RunContext) -> dict[str, Any]:
         "test_command": found["tests"].get("command", ""),
         "review": found["review"],
         "runs": [run_view(name, run) for name, run in runs],
-        "run_facts": list(dict.fromkeys(fact for _, run in runs for fact in run.get("facts", []))),
+        "run_facts": run_facts(dict(runs)),
         "full": dict(runs).get("full", {}),
         "command": found["run"].get("command", ""),
         "registration": found["registration"],
@@ -46,7 +48,16 @@ def report_view(context: RunContext) -> dict[str, Any]:
     }
 
 
-_ARTIFACTS = ("gather", "survey", "tests", "review", "registration", "run")
+def found_artifacts(context: RunContext) -> dict[str, dict[str, Any]]:
+    """Return the JSON artifacts by name; empty ones when the road did not come that far."""
+    return {name: _optional(context, f"{name}.json") for name in ARTIFACTS}
+
+
+def run_facts(runs: dict[str, dict[str, Any]]) -> list[str]:
+    """Return what the full run recorded, then what only the reduced one did, which says so."""
+    full = runs.get("full", {}).get("facts", [])
+    others = [(run["description"], fact) for run in runs.values() for fact in run.get("facts", [])]
+    return list(dict.fromkeys([*full, *(f"{description}: {fact}" for description, fact in others if fact not in full)]))
 
 
 def key_facts(spec: ModelSpec, gather: dict[str, Any]) -> list[tuple[str, str]]:

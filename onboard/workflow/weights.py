@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from onboard.errors import OnboardError
-from onboard.graph.checkpoint import Checkpoint, find_non_finite
 
 
 def check_weights(folder: Path) -> None:
     """Read every tensor once; raise `OnboardError` for a damaged file, a missing shard, a NaN or an infinity."""
+    from onboard.graph.checkpoint import Checkpoint, find_non_finite
+
     checkpoint = Checkpoint(folder)
     checkpoint.validate()
     for name in checkpoint.names():

@@ -160,7 +160,12 @@ def test_json_is_all_of_stdout(engine: dict[str, Any], tmp_path: Path, capsys: p
     ],
 )
 def test_failures(
-    engine: dict[str, Any], error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+    engine: dict[str, Any],
+    error: BaseException,
+    code: int,
+    line: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     engine["error"] = error
     assert main.run(["org/name", "--json", "--fresh"]) == code
@@ -168,7 +173,11 @@ def test_failures(
     assert captured.err.strip().splitlines()[-1] == line
     assert "Traceback" not in captured.err
     assert json.loads(captured.out)["error"] == (str(error) or "interrupted")
-    assert main.run(["org/name"], debug=True) == code
+    arguments = ["org/name", "--root", str(tmp_path)]
+    assert main.run(arguments) == code
+    assert "resume" not in capsys.readouterr().err  # there is nothing to resume
+    (tmp_path / ".onboard" / "org--name").mkdir(parents=True)
+    assert main.run(arguments, debug=True) == code
     captured = capsys.readouterr()
     assert ("Traceback" in captured.err) == (code != 130)
     assert "resume with: " in captured.err

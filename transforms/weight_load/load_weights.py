@@ -38,7 +38,7 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match for each parameter that was filled."""
-        groups = [names for names in tied_names(gm) if gm.get_parameter(names[0]).is_meta]
+        groups = tied_names(gm)
         if context.runtime.skip_loading_weights:
             generator = torch.Generator(context.device).manual_seed(0)
             for names in groups:

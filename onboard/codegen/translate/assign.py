@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 from onboard.codegen.translate.evaluate import bind_result, code, evaluate, settle
 from onboard.codegen.translate.frame import Frame
@@ -15,6 +16,7 @@ from onboard.codegen.translate.values import (
     Items,
     Known,
     Mapping,
+    Mask,
     ModuleList,
     Result,
     Untranslatable,
@@ -153,8 +155,8 @@ def _at(value: Value, path: ast.expr) -> Value:
     match value:
         case Code(static=static):
             return Code(path, static)
-        case Instance(made=made):
-            return Instance(made, path)
+        case Instance():
+            return replace(value, expr=path)
         case ModuleList(made=made):
             return ModuleList(made, path)
         case Items() | Mapping():
@@ -164,6 +166,10 @@ def _at(value: Value, path: ast.expr) -> Value:
 
 def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.AST) -> None:
     owner, key = evaluate(target.value, frame), evaluate(target.slice, frame)
+    computed = isinstance(owner, Mapping) and not owner.items and not isinstance(key, Known)
+    if isinstance(value, Mask) and isinstance(target.value, ast.Name) and (isinstance(owner, Mask) or computed):
+        frame.env.values[target.value.id] = value  # a dict of masks is as good as a mask
+        return
     if isinstance(owner, Mapping) and isinstance(key, Known):
         owner.items[key.value] = value
         return

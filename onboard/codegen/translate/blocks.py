@@ -1,4 +1,4 @@
-"""Blocks that are generated from a template instead of being translated: norms and rotary embeddings."""
+"""Blocks that are generated from a template instead of being translated: norms, rotary embeddings, experts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.render import render
+from onboard.codegen.translate import experts
 from onboard.codegen.translate.values import COMPLEX, Hole
 
 if TYPE_CHECKING:
@@ -35,15 +36,19 @@ class Recognised:
 
 
 def forward(recognised: Recognised, node: ast.FunctionDef, source: ModuleSource) -> Routine:
-    """Return the forward of a recognised block: a norm's from its template; a rotary class is rendered later."""
+    """Return the forward of a recognised block from its template; a rotary class is rendered later."""
     from onboard.codegen.translate.classes import Routine
 
     inputs = [item.arg for item in node.args.args[1:]]
     if recognised.kind == "rotary":
         form = COMPLEX if recognised.parameters["style"] == COMPLEX else None
         return Routine(node, source, inputs, [], Hole(0, form), 1)
-    inputs = inputs[:2] if recognised.kind == "gated_rmsnorm" else inputs[:1]
-    text = render(f"model/{recognised.kind}.py.j2", x=inputs[0], gate=inputs[-1], **recognised.parameters)
+    if recognised.kind == experts.KIND:
+        inputs = experts.inputs(recognised.parameters, inputs)
+    else:
+        inputs = inputs[:2] if recognised.kind == "gated_rmsnorm" else inputs[:1]
+    fields = {"x": inputs[0], "gate": inputs[-1], **recognised.parameters}
+    text = render(f"model/{recognised.kind}.py.j2", **fields)
     body = ast.parse(text).body
     for statement in body:
         statement.lineno = 0

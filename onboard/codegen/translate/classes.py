@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Mapping as MappingABC
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
-from onboard.codegen.translate import blocks, cleanup, latent, objects
+from onboard.codegen.translate import blocks, cleanup, experts, latent, objects
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
@@ -28,7 +28,7 @@ from onboard.codegen.translate.facts import (
     same_fact,
 )
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.results import finish_returns
+from onboard.codegen.translate.results import finish_returns, same_call
 from onboard.codegen.translate.values import (
     NONE,
     Code,
@@ -98,8 +98,8 @@ class ClassState:
         match value := self.attributes.get(attr):
             case Known() | Mask():
                 return value
-            case Instance(made=made):
-                return Instance(made, path)
+            case Instance():
+                return replace(value, expr=path)
             case ModuleList(made=made):
                 return ModuleList(made, path)
             case Config():
@@ -135,15 +135,15 @@ class Translator:
         model: nn.Module,
         recognised: MappingABC[str, blocks.Recognised],
         rope_ops: MappingABC[str, str],
-        scans: MappingABC[str, str],
-        latents: MappingABC[str, MappingABC[str, str]],
+        scans: MappingABC[str, str] | None = None,
+        latents: MappingABC[str, MappingABC[str, str]] | None = None,
     ) -> None:
         self.model = model
         self.config: Any = model.config
         self.recognised = recognised
         self.rope_ops = rope_ops
-        self.scans = scans
-        self.latents = latents
+        self.scans = scans or {}
+        self.latents = latents or {}
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.reset()
 
@@ -240,14 +240,19 @@ class Translator:
         if torch_classes:
             raise Untranslatable(f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}")
         routines = [self._method(state, "forward", args) for state in self.reached(module)]
+        self._share_parameters(routines, args)
+        keeps_order = self._keeps_order(module, args)
+        results = [self._result(module.expr, r, bind(r.node, args, method=True)[0], keeps_order) for r in routines]
+        if not all(same_call(results[0], result) for result in results):
+            raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
+        return results[0]
+
+    def _share_parameters(self, routines: list[Routine], args: Args) -> None:
+        """What one class of a module that may be of several needs, the others take, too, where they can."""
         parameters = list(dict.fromkeys(key for routine in routines for key in routine.parameters))
-        known = [bind(routine.node, args, method=True) for routine in routines]
-        for routine, (own, rest) in zip(routines, known, strict=True):
-            if routine.parameters != parameters and not {*own, *rest}.issuperset(parameters):
-                raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
-            routine.parameters = parameters  # what one class needs the others take, too
-        bound = {**known[0][0], **known[0][1]}
-        return self._result(module.expr, routines[0], bound, self._keeps_order(module, args))
+        if all(set(bind(routine.node, args, method=True)[0]).issuperset(parameters) for routine in routines):
+            for routine in routines:
+                routine.parameters = parameters
 
     def _call_torch_module(self, module: Instance, args: Args) -> Value:
         match args.positional:
@@ -367,6 +372,8 @@ class Translator:
             execute(node.body, frame)
         prefix = "self."
         state.attributes = {k.removeprefix(prefix): v for k, v in frame.env.values.items() if k.startswith(prefix)}
+        if recognised and recognised.kind == experts.KIND:
+            frame.out = experts.init_body(frame.out, state.cls.__name__, recognised.parameters)
         state.init = Routine(node, frame.source, body=frame.out)
 
     def _method(self, state: ClassState, attr: str, args: Args) -> Routine:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from onboard.analysis.source import find_method, module_source
-from onboard.codegen.translate import cleanup
+from onboard.codegen.translate import cleanup, experts
 from onboard.codegen.translate.classes import ClassState, Routine, Translator
 from onboard.codegen.translate.execute import execute
 from onboard.codegen.translate.facts import default_nodes
@@ -119,7 +119,8 @@ def _class_text(
     trees = [*state.init.body, *state.guards, *(s for routine in state.methods.values() for s in routine.body)]
     reads = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)} | {"torch", "nn"}
     kind = recognised.kind if recognised else ""
-    return ClassText(state.cls.__name__, _base(state.cls), kind, state.cls, methods, reads)
+    base = "nn.ModuleList" if experts.is_separate(recognised) else _base(state.cls)
+    return ClassText(state.cls.__name__, base, kind, state.cls, methods, reads)
 
 
 def _base(cls: type) -> str:

@@ -22,6 +22,7 @@ from onboard.codegen.translate.values import (
     Known,
     Mapping,
     Mask,
+    MaskMaker,
     ModuleList,
     Output,
     PaddingMask,
@@ -100,7 +101,7 @@ def truth(value: Value) -> bool | None:
             return bool(items)
         case Mapping(items=entries):
             return bool(entries)
-        case Code() | Half() | Result():
+        case Code() | Half() | Result() | Instance(optional=True):
             return None
     return True
 
@@ -129,6 +130,8 @@ def _subscript(node: ast.Subscript, frame: Frame) -> Value:
         return _slice_modules(owner, node.slice, frame)
     index = evaluate(node.slice, frame)
     match owner, index:
+        case Mask(), _:
+            return owner  # one of a dict of masks
         case Items(items=items), Known(value=int() as position):
             return items[position]
         case Items(items=items), Known(value=slice() as part):
@@ -272,6 +275,9 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
             return Known(isinstance(op, ast.Is))
         if isinstance(left, Mask):
             raise Untranslatable(f"attention that reads its mask at {frame.source.location(node)}")
+        optional = isinstance(left, Instance) and left.optional
+        if optional:
+            return Code(ast.Compare(residual(left), [op], [residual(right)]), static=True)
         maybe_none = isinstance(left, Code) and left.static
         if not maybe_none:
             return Known(isinstance(op, ast.IsNot))
@@ -296,7 +302,9 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     expr = ast.IfExp(residual(test), residual(body), residual(orelse))
     match body, orelse:
         case Instance(made=first), Instance(made=second):
-            return Instance(first + second, expr)
+            return Instance(first + second, expr, body.optional or orelse.optional)
+        case (Instance(made=made), Known(value=None)) | (Known(value=None), Instance(made=made)):
+            return Instance(made, expr, optional=True)
         case (Code(transposed=True), _) | (_, Code(transposed=True)):
             return Code(expr)
     return Code(expr, is_static(test) and is_static(body) and is_static(orelse))
@@ -372,6 +380,13 @@ def _walrus(node: ast.NamedExpr, frame: Frame) -> Value:
     return frame.env.values[node.target.id]
 
 
+def _lambda(node: ast.Lambda, frame: Frame) -> Value:
+    """Return a function without parameters that makes a mask; others have no translation."""
+    if not (node.args.args or node.args.kwonlyargs) and isinstance(evaluate(node.body, frame), Mask):
+        return MaskMaker()
+    raise Untranslatable(f"Lambda at {frame.source.location(node)}")
+
+
 def _comprehension(node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Value:
     """Return a comprehension with one loop; a list of modules is recognised by its element."""
     generator = node.generators[0]
@@ -424,6 +439,7 @@ _NODES: dict[type[ast.expr], Callable[[Any, Frame], Value]] = {
     ast.Dict: _dict,
     ast.JoinedStr: _formatted,
     ast.NamedExpr: _walrus,
+    ast.Lambda: _lambda,
     ast.ListComp: _comprehension,
     ast.GeneratorExp: _comprehension,
 }

@@ -15,6 +15,7 @@ from onboard.codegen.translate.values import (
     Env,
     Instance,
     Items,
+    Known,
     Mapping,
     Mask,
     ModuleList,
@@ -194,8 +195,11 @@ def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
         return PaddingMask()
     if key.startswith("self."):
         path = attribute(name("self"), key.removeprefix("self."))
-        if all(isinstance(value, Instance) for value in values):
-            return Instance(tuple(way for value in values if isinstance(value, Instance) for way in value.made), path)
+        modules = [value for value in values if isinstance(value, Instance)]
+        nothing = [value for value in values if isinstance(value, Known) and value.value is None]
+        if modules and len(modules) + len(nothing) == len(values):
+            optional = bool(nothing) or any(module.optional for module in modules)
+            return Instance(tuple(way for module in modules for way in module.made), path, optional)
         return Code(path, all(map(is_static, values)))
     for value, statements in sides:
         if not (
@@ -223,13 +227,15 @@ def _for(node: ast.For, frame: Frame) -> str | None:
                 if execute(node.body, frame) == RETURNS:
                     raise Untranslatable(f"a return in a loop at {frame.source.location(node)}")
                 changed = _changed(node.target, start, frame.env)
+                masks = {key: value for key in changed if isinstance(value := frame.env.values[key], Mask)}
         except Widened as widened:
-            changed = [widened.variable]
+            changed, masks = [widened.variable], {}
         if not changed:
             if body:
                 frame.emit(ast.For(_plain_target(node.target), iterable, body, []), node)
             return None
-        for key in changed:
+        frame.env.values.update(masks)
+        for key in changed if not masks else []:
             _widen(key, frame, node)
     raise Untranslatable(f"a loop without a fixed point at {frame.source.location(node)}")
 

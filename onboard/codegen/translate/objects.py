@@ -41,6 +41,7 @@ CONFIG_FACTS: dict[str, Any] = {
     "use_cache": False,
     "output_attentions": False,
     "output_hidden_states": False,
+    "output_router_logits": False,
     "return_dict": True,
     "use_return_dict": True,
     "is_encoder_decoder": False,

@@ -109,6 +109,8 @@ class Instance(Value):
 
     made: tuple[Made, ...]
     expr: ast.expr
+    optional: bool = False
+    """It may be None, as some configs have it."""
 
     @property
     def classes(self) -> tuple[type, ...]:
@@ -279,7 +281,7 @@ def same(first: Value, second: Value) -> bool:
         case Global(obj=a), Global(obj=b):
             return a is b
         case Instance(), Instance():
-            return first.made == second.made and same_code(first.expr, second.expr)
+            return (first.made, first.optional) == (second.made, second.optional) and same_code(first.expr, second.expr)
         case ModuleList(), ModuleList():
             return same_code(first.expr, second.expr)
         case Config(), Config():

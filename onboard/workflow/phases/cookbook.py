@@ -9,9 +9,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import nbformat
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.render import render
 from onboard.content import content_path
@@ -32,8 +29,13 @@ class Cookbook(Phase):
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on the template and on what it is filled with."""
-        template = context.files.digest(content_path("templates", TEMPLATE, root=context.root))
-        return {"template": template, "values": template_values(context)}
+        folder, digest = context.source.files(), context.files.digest
+        return {
+            "template": digest(content_path("templates", TEMPLATE, root=context.root)),
+            "artifacts": context.digest("spec.yaml", REGISTRATION),
+            "generation": digest(folder / "generation_config.json"),
+            "tokenizer": has_tokenizer(folder),
+        }
 
     def run(self, context: RunContext) -> PhaseResult:
         """Render the template, validate the notebook and write it."""
@@ -54,6 +56,9 @@ def notebook_text(cells: str) -> str:
 
     Cells are numbered, so that the same cells always give the same file.
     """
+    import nbformat
+    from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
     parts = _CELL.split(cells)
     make = {"markdown": new_markdown_cell, "code": new_code_cell}
     pairs = zip(parts[1::2], parts[2::2], strict=True)
@@ -77,7 +82,7 @@ def template_values(context: RunContext) -> dict[str, Any]:
     folder = context.source.files()
     local = context.source.revision is None
     generation = _read_json(folder / "generation_config.json")
-    tokenizer = (folder / "tokenizer_config.json").exists() or (folder / "tokenizer.json").exists()
+    tokenizer = has_tokenizer(folder)
     return {
         "title": registration["name"],
         "model": registration["name"] if local else context.model,
@@ -95,6 +100,11 @@ def template_values(context: RunContext) -> dict[str, Any]:
         "sampling": sampling_arguments(generation),
         "evaluation": [(name, generation[name]) for name in SAMPLING_FIELDS if generation.get(name) is not None],
     }
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Tell whether a checkpoint brings a tokenizer."""
+    return (folder / "tokenizer_config.json").exists() or (folder / "tokenizer.json").exists()
 
 
 def weight_memory(num_parameters: int) -> str:

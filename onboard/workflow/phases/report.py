@@ -5,13 +5,12 @@ Both are functions of the artifacts alone: the same artifacts give the same byte
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 from onboard.codegen.render import render
 from onboard.content import content_path
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
-from onboard.workflow.report_view import report_view
+from onboard.workflow.report_view import ARTIFACTS, files, found_artifacts, report_view
 
 TEMPLATES = {"report": ("report.md", "report/report.md.j2"), "report_html": ("report.html", "report/report.html.j2")}
 _STYLE = "report/style.css"
@@ -28,7 +27,8 @@ class Report(Phase):
         paths = [content_path("templates", name, root=context.root) for name in names]
         return {
             "templates": [context.files.digest(path) for path in paths],
-            "view": hashlib.sha256(repr(report_view(context)).encode()).hexdigest(),
+            "artifacts": context.digest("spec.yaml", *(f"{name}.json" for name in ARTIFACTS)),
+            "files": files(context, found_artifacts(context)),
         }
 
     def run(self, context: RunContext) -> PhaseResult:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from onboard.agents.reviewer import Review, review
 from onboard.errors import OnboardError
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
-from onboard.workflow.phases.digest import digest
 from onboard.workflow.phases.test import model_path, test_path
+
+if TYPE_CHECKING:
+    from onboard.agents.reviewer import Review
 
 
 class ReviewPhase(Phase):
@@ -21,10 +22,10 @@ class ReviewPhase(Phase):
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """The two files under review, the spec and the reviewer itself."""
         return {
-            "model_file": digest(context.files, context.root / model_path(context)),
-            "test_file": digest(context.files, context.root / test_path(context)),
-            "spec": digest(context.files, context.artifact("spec.yaml")),
-            "reviewer": {path.name: digest(context.files, path) for path in sorted(_REVIEWER.glob("*.py"))},
+            "model_file": context.files.digest(context.root / model_path(context)),
+            "test_file": context.files.digest(context.root / test_path(context)),
+            "spec": context.files.digest(context.artifact("spec.yaml")),
+            "reviewer": {path.name: context.files.digest(path) for path in sorted(_REVIEWER.glob("*.py"))},
         }
 
     def run(self, context: RunContext) -> PhaseResult:
@@ -47,6 +48,8 @@ _REVIEWER = Path(__file__).resolve().parents[2] / "agents"
 
 def _review(context: RunContext) -> Review:
     """Review the files as they are, or as a dry run would have written them."""
+    from onboard.agents.reviewer import review
+
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for path in (model_path(context), test_path(context)):

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import shlex
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-
-from onboard.codegen.test_file import TEMPLATE, generate_test_file
+from onboard.codegen.render import TEST_TEMPLATE
 from onboard.content import content_path
 from onboard.errors import OnboardError
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
-from onboard.workflow.phases.digest import digest
+from onboard.workflow.pytest_run import RunPytest, in_new_interpreter
 
 
 class TestPhase(Phase):
@@ -31,21 +25,23 @@ class TestPhase(Phase):
     __test__ = False  # not a test class, whatever pytest thinks of its name
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
-        """The model file, the spec, the template, the libraries and the device."""
+        """The model file, the spec, the template and the device."""
         return {
-            "model_file": digest(context.files, context.root / model_path(context)),
-            "spec": digest(context.files, context.artifact("spec.yaml")),
-            "template": digest(context.files, content_path("templates", TEMPLATE, root=context.root)),
-            "versions": [torch.__version__, transformers.__version__],
+            "model_file": context.files.digest(context.root / model_path(context)),
+            "spec": context.files.digest(context.artifact("spec.yaml")),
+            "template": context.files.digest(content_path("templates", TEST_TEMPLATE, root=context.root)),
             "device": context.options.device,
         }
 
     def run(self, context: RunContext) -> PhaseResult:
         """Write and run the tests; the first that fails, bottom-up, is the error."""
+        from onboard.codegen.test_file import generate_test_file
+
         test_file = test_path(context)
         context.files.write(context.root / test_file, generate_test_file(context.spec, context.root))
         with _runnable_root(context) as root:
-            record = run_tests(root, test_file, gpu=context.options.device != "cpu")
+            gpu = context.options.device != "cpu"
+            record = run_tests(root, test_file, gpu=gpu, run_pytest=context.run_pytest)
         context.write_json("tests.json", record)
         tests = record["tests"]
         if failed := [test for test in tests if test["status"] == "failed"]:
@@ -84,27 +80,19 @@ def _runnable_root(context: RunContext) -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_tests(root: Path, test_file: Path, gpu: bool) -> dict[str, Any]:
+def run_tests(root: Path, test_file: Path, gpu: bool, run_pytest: RunPytest = in_new_interpreter) -> dict[str, Any]:
     """Run a test file of `root` with pytest; return {command, output, tests}, `tests` as the plugin wrote them."""
-    seed = secrets.randbelow(2**31)
-    arguments = ["-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "onboard.testing.plugin"]
+    seed = str(secrets.randbelow(2**31))
+    arguments = ["-v", "-p", "no:cacheprovider", "-p", "onboard.testing.plugin"]
     arguments += [str(test_file)] if gpu else ["-m", "not gpu", str(test_file)]
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.json")
-        process = subprocess.run(
-            [sys.executable, *arguments, "--onboard-results", str(results)],
-            cwd=root,
-            env={**os.environ, "ONBOARD_SEED": str(seed), "PYTHONDONTWRITEBYTECODE": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        output = run_pytest([*arguments, "--onboard-results", str(results)], root, {"ONBOARD_SEED": seed})
         tests = json.loads(results.read_text(encoding="utf-8")) if results.exists() else []
     if not tests:  # the file does not even import
-        raise OnboardError(f"pytest ran no test of {test_file}: {_last_error(process.stdout)}")
-    command = shlex.join(["python", *arguments])
-    return {"command": f"ONBOARD_SEED={seed} {command}", "output": process.stdout, "tests": tests}
+        raise OnboardError(f"pytest ran no test of {test_file}: {_last_error(output)}")
+    command = shlex.join(["python", "-m", "pytest", *arguments])
+    return {"command": f"ONBOARD_SEED={seed} {command}", "output": output, "tests": tests}
 
 
 def _last_error(output: str) -> str:

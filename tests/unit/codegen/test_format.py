@@ -1,22 +1,45 @@
 from __future__ import annotations
 
-import pytest
-
 from onboard.codegen.format import format_python
 
-
-def test_unused_imports_go_and_the_rest_is_sorted() -> None:
-    text = "import torch\nimport math\nimport os\nfrom torch import nn\nx = (math.pi,torch.ones( 2 ),nn)\n"
-    assert format_python(text) == (
-        "import math\n\nimport torch\nfrom torch import nn\n\nx = (math.pi, torch.ones(2), nn)\n"
-    )
-
-
-def test_formatting_is_stable() -> None:
-    text = format_python("def f( a,b ):\n  return a+b\n")
-    assert format_python(text) == text
+TEXT = """\
+import onboard.ops  # noqa: F401
+import torch
+from transformers import LlamaConfig
+from torch import nn
+from onboard.modeling import CausalLMOutput
+import os
 
 
-def test_what_is_not_python_is_a_fault_of_the_generator() -> None:
-    with pytest.raises(AssertionError, match="ruff"):
-        format_python("def f(:\n")
+class Block(nn.Module):
+    def __init__(self, config: LlamaConfig) -> CausalLMOutput:
+        super().__init__()
+
+        self.size = torch.tensor(config.hidden_size)
+
+        self.other = 'x'
+"""
+EXPECTED = """\
+import torch
+from torch import nn
+from transformers import LlamaConfig
+
+import onboard.ops  # noqa: F401
+from onboard.modeling import CausalLMOutput
+
+
+class Block(nn.Module):
+    def __init__(self, config: LlamaConfig) -> CausalLMOutput:
+        super().__init__()
+        self.size = torch.tensor(config.hidden_size)
+
+        self.other = "x"
+"""
+
+
+def test_imports_are_sorted_and_used_with_the_project_last_and_no_gap_opens_a_constructor() -> None:
+    assert format_python(TEXT) == EXPECTED
+
+
+def test_a_formatted_text_stays() -> None:
+    assert format_python(EXPECTED) == EXPECTED

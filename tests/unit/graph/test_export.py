@@ -125,3 +125,17 @@ def test_constants_made_in_forward_are_no_part_of_the_state() -> None:
 
     assert set(gm.state_dict()) == set(model.state_dict())
     torch.testing.assert_close(gm(inputs["x"]), model(inputs["x"]))
+
+
+def test_what_a_model_file_does_not_cover_is_an_error_in_one_line(tmp_path: Path) -> None:
+    context = make_context(tmp_path)
+    path = tmp_path / "models" / "modeling_llama.py"
+    text = path.read_text()
+    opening = "class LlamaForCausalLM(nn.Module):\n"
+    assert opening in text
+    guard = "    def __new__(cls, config):\n        assert config.vocab_size < 0, 'not covered: words'\n\n"
+    path.write_text(text.replace(opening, opening + guard))
+    with pytest.raises(
+        OnboardError, match=r"modeling_llama.py does not serve this model: not covered: words\. Onboard"
+    ):
+        context.factory.build_model()

@@ -86,6 +86,20 @@ def test_rotations_of_whole_heads_become_one_op(module: nn.Module, op: object) -
     assert worst_error(result, module, _inputs) < 1e-6
 
 
+class _FromTheEnd(nn.Module):
+    """Tables with a dimension for heads that is counted from the end."""
+
+    def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return torch.cat(apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=-2), dim=2)
+
+
+def test_a_dimension_counted_from_the_end_is_in_the_layout_that_it_is_in() -> None:
+    result = transform([KEY, "match_rope_layout"], _FromTheEnd(), _inputs(2, 5))
+
+    assert (result.matches[KEY], result.matches["match_rope_layout"]) == (1, 0)
+    assert worst_error(result, _FromTheEnd(), _inputs) < 1e-6
+
+
 def test_channels_that_pass_are_part_of_the_op() -> None:
     result = transform([KEY], _Partial(), _partial_inputs(2, 5))
 

@@ -11,7 +11,7 @@ from onboard.workflow.phases.cookbook import Cookbook
 from onboard.workflow.phases.matrix import Matrix
 from onboard.workflow.phases.register import Register
 from onboard.workflow.phases.report import Report
-from onboard.workflow.report_view import error_position, ranges, short_count, size
+from onboard.workflow.report_view import error_position, ranges, run_facts, short_count, size
 
 from .conftest import ContextFactory, make_run
 
@@ -179,3 +179,11 @@ def test_figures_read_well() -> None:
         "2,048.0 GiB",
     ]
     assert [short_count(n) for n in (12, 1_500, 124_000_000, 8_030_000_000)] == ["12", "1.5 k", "124 M", "8.03 B"]
+
+
+def test_facts_of_the_reduced_run_alone_say_so(context_for: ContextFactory) -> None:
+    context = _finished(context_for("org/tiny"))
+    run = context.read_json("run.json")
+    run["runs"]["reduced"] = run["runs"]["full"] | {"description": "2 of 9 layers", "facts": ["shared", "left out"]}
+    run["runs"]["full"]["facts"] = ["own", "shared"]
+    assert run_facts(run["runs"]) == ["own", "shared", "2 of 9 layers: left out"]

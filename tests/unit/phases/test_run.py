@@ -242,6 +242,14 @@ def test_the_agent_ends_with_its_parent(tmp_path: Path) -> None:
     assert process.wait(timeout=10) == 1
 
 
+def test_the_agent_ends_well_while_its_parent_lives(tmp_path: Path) -> None:
+    code = "from onboard.agents import run_agent; import threading, time; threading.Thread("
+    code += "target=run_agent._exit_with_parent, daemon=True).start(); time.sleep(0.5)"
+    with (tmp_path / "log").open("w") as log:
+        assert _call([sys.executable, "-c", code], log, offline=False) == 0
+    assert (tmp_path / "log").read_text() == ""
+
+
 @pytest.mark.slow
 def test_the_cookbook_runs(root: Path) -> None:
     context = _registered(root, DEMO)

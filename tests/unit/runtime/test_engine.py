@@ -170,6 +170,11 @@ def test_prompts_that_cannot_be_served_are_refused(engine: Engine) -> None:
         engine.submit([], GREEDY)
     with pytest.raises(UsageError, match="need a tokenizer"):
         engine.submit(_prompt(3), SamplingParams(stop="x"))
+    for token in (-1, TINY["vocab_size"]):
+        with pytest.raises(UsageError, match=f"a prompt has token {token}"):
+            engine.submit([1, token], GREEDY)
+        with pytest.raises(UsageError, match=f"a prompt has token {token}"):
+            engine.logits([1, token])
     with pytest.raises(UsageError, match="65 tokens"):
         engine.logits(_prompt(65))
     assert not engine.scheduler.busy

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -12,6 +13,8 @@ import yaml
 from onboard import LLM, SamplingParams
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
+from onboard.runtime.build import eos_token_ids
+from onboard.runtime.verify import verify_model
 from tests.unit.runtime.tiny import Tiny, make_tiny, save_tokenizer
 
 TEXT = "the cat sat on the mat and the dog sat on the cat"
@@ -54,6 +57,21 @@ def test_one_prompt_need_not_be_in_a_list(llm: LLM) -> None:
     assert [output.prompt_token_ids for output in llm.generate([5, 6, 7], _greedy(max_tokens=1))] == [[5, 6, 7]]
 
 
+def test_tokens_may_be_a_tensor_an_array_or_in_a_mapping(llm: LLM) -> None:
+    ids = llm.engine.tokenizer.encode("the dog")
+    [expected] = llm.generate([ids], _greedy())
+    forms = [torch.tensor(ids), np.array(ids), tuple(ids), {"prompt_token_ids": ids}, {"prompt": "the dog"}]
+    outputs = [llm.generate(form, _greedy())[0] for form in forms]
+    assert [each.token_ids for each in (*outputs, *llm.generate(forms, _greedy()))] == [expected.token_ids] * 10
+    assert [each.prompt for each in outputs] == [None, None, None, None, "the dog"]
+
+
+@pytest.mark.parametrize("prompt", [5, None, [[1.5]], [None], {"text": "the dog"}, [[1, "2"]]])
+def test_anything_else_is_refused(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(UsageError, match="a prompt"):
+        llm.generate(prompt)
+
+
 def test_logits_are_those_of_transformers(speaking: Tiny, llm: LLM) -> None:
     ids = torch.randint(0, 250, (40,))
     torch.testing.assert_close(llm.logits(ids), speaking.logits(ids.tolist()), rtol=1e-4, atol=1e-4)
@@ -68,6 +86,18 @@ def test_a_stop_text_ends_the_output_and_is_cut_off(llm: LLM) -> None:
     assert stopped.finish_reason == "stop"
     assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
     assert len(stopped.token_ids) < 20
+
+
+def test_the_token_that_stops_an_output_is_not_in_its_text(llm: LLM) -> None:
+    [free] = llm.generate("the mat", _greedy())
+    decode = llm.engine.tokenizer.decode
+    for at in (0, 9):
+        token = free.token_ids[at]
+        end = free.token_ids.index(token)
+        for options in ({}, {"stop": "\0 never"}):
+            [stopped] = llm.generate("the mat", _greedy(stop_token_ids=[token], **options))
+            assert stopped.token_ids == free.token_ids[: end + 1]
+            assert stopped.text == decode(free.token_ids[:end])
 
 
 def test_a_prompt_may_have_its_own_parameters_and_several_outputs(llm: LLM) -> None:
@@ -90,6 +120,22 @@ def test_generation_config_names_the_tokens_that_end_a_text(speaking: Tiny, tmp_
     assert output.finish_reason == "stop"
 
 
+def test_a_generation_config_without_an_end_leaves_it_to_the_config(speaking: Tiny, tmp_path: Path) -> None:
+    checkpoint = shutil.copytree(speaking.checkpoint, tmp_path / "checkpoint")
+    for text in ('{"eos_token_id": null}', "{}"):
+        (checkpoint / "generation_config.json").write_text(text)
+        assert LLM(checkpoint, root=speaking.root, device="cpu").engine.eos_token_ids == {0}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"), [("{", "is not JSON"), ("[]", "no JSON object"), ('{"eos_token_id": "x"}', "eos_token_id")]
+)
+def test_a_damaged_generation_config_is_named(speaking: Tiny, tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(OnboardError, match=f"generation_config.json.*{problem}"):
+        eos_token_ids(tmp_path, None)
+
+
 def test_a_registered_model_is_found_by_name_with_its_configuration(speaking: Tiny, tmp_path: Path) -> None:
     root = shutil.copytree(speaking.root, tmp_path / "root")
     configs = root / "registry" / "configs"
@@ -109,6 +155,9 @@ def test_a_configuration_may_be_given_as_mapping_file_or_object(speaking: Tiny, 
     path.write_text("max_seq_len: 40\n")
     for config in ({"max_seq_len": 40}, path, RuntimeConfig(max_seq_len=40)):
         assert LLM(speaking.checkpoint, root=speaking.root, device="cpu", config=config).engine.capacity == 40
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="config.yaml cannot be read"):
+        LLM(speaking.checkpoint, root=speaking.root, config=path)
     with pytest.raises(UsageError, match="Did you mean 'max_seq_len'"):
         LLM(speaking.checkpoint, root=speaking.root, config={"max_seqlen": 40})
     with pytest.raises(UsageError, match="max_seq_len is 500 and the model has 128 positions"):
@@ -142,6 +191,30 @@ def test_a_bad_prompt_leaves_nothing_queued(llm: LLM) -> None:
         llm.generate([[1, 2], [3] * 200], _greedy())
     assert not llm.engine.scheduler.busy
     assert llm.engine.cache.allocator.num_free == llm.engine.cache.allocator.num_usable
+
+
+def test_bad_parameters_leave_nothing_queued(llm: LLM) -> None:
+    with pytest.raises(AttributeError):
+        llm.generate([[1, 2], [3]], [_greedy(), None])  # type: ignore[list-item]
+    assert not llm.engine.scheduler.busy
+
+
+SKIPPED = {"insert_cached_attention": {"skip_on_error": True, "backend": "none"}}
+UNMATCHED = {"match_sdpa_to_torch_attention": {"enabled": False}, "insert_cached_attention": {"enabled": False}}
+
+
+@pytest.mark.parametrize("transforms", [SKIPPED, UNMATCHED])
+def test_a_model_whose_attention_has_no_cache_does_not_generate(llama: Tiny, transforms: dict[str, Any]) -> None:
+    with pytest.raises(OnboardError, match="2 attention calls have no cache"):
+        LLM(llama.checkpoint, root=llama.root, device="cpu", config={"transforms": transforms})
+
+
+def test_parameters_that_were_built_with_values_get_those_of_the_checkpoint(llama: Tiny) -> None:
+    config = {"transforms": {"build_model": {"device": "cpu"}}}
+    model = LLM(llama.checkpoint, root=llama.root, device="cpu", config=config)
+    assert model.generate([1, 2], _greedy())[0].token_ids == llama.greedy([1, 2], 20)
+    report = verify_model(llama.checkpoint, root=llama.root, device="cpu", config=config)
+    assert report.passed, report.first_failure
 
 
 def test_more_than_one_device_is_refused(llama: Tiny) -> None:

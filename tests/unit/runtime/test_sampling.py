@@ -3,7 +3,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from onboard.errors import UsageError
+from onboard.errors import NotFiniteError, UsageError
 from onboard.runtime.sampling import SamplingParams, make_generator, sample
 
 VOCABULARY = 11
@@ -83,6 +83,31 @@ def test_outputs_of_one_seeded_request_differ() -> None:
     params = SamplingParams(seed=3)
     first, second = (make_generator(params, index).random(8).tolist() for index in range(2))
     assert first != second
+
+
+def test_a_temperature_too_low_to_divide_by_is_greedy() -> None:
+    logits = torch.randn(6, VOCABULARY)
+    for temperature in (1e-6, 1e-40, 5e-324):
+        for options in ({}, {"top_k": 3}):
+            params = SamplingParams(temperature=temperature, **options)
+            choices = sample(logits, [params] * 6, [np.random.default_rng()] * 6)
+            assert [choice.token for choice in choices] == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_p": 0.5}])
+def test_logits_that_are_not_finite_choose_no_token(bad: float, options: dict[str, float]) -> None:
+    logits = torch.randn(3, VOCABULARY)
+    logits[1, 4] = bad
+    with pytest.raises(NotFiniteError, match="logits are not finite"):
+        sample(logits, [SamplingParams(**options)] * 3, [np.random.default_rng()] * 3)
+
+
+def test_forbidden_tokens_are_never_drawn() -> None:
+    logits = torch.full((200, VOCABULARY), -torch.inf)
+    logits[:, 2], logits[:, 7] = 0.0, 1.0
+    choices = sample(logits, [SamplingParams(top_p=0.99)] * 200, [np.random.default_rng()] * 200)
+    assert {choice.token for choice in choices} <= {2, 7}
 
 
 def test_logprobs_are_of_the_unscaled_logits() -> None:

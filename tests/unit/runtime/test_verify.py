@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from onboard.runtime.verify import VerifyReport, verify_model
 from tests.unit.runtime.tiny import Tiny
 
 CONFIG = {"max_seq_len": 64, "kv_cache_config": {"tokens_per_block": 4}}
+LENGTHS = (11, 17, 33, 48)
 CACHED = {"prefill", "chunked prefill", "decode", "batched decode"}
 
 
@@ -82,6 +84,23 @@ def _ignore_cached_keys(gm: nn.Module, context: TransformContext) -> None:
     graph.recompile()
 
 
+def _spoil_steps(factor: float, wrong: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:
+    """Multiply the attention outputs by `factor` in the steps for which `wrong`, given batch_info_host, is true."""
+
+    def apply(output: torch.Tensor, info: torch.Tensor) -> torch.Tensor:
+        return output * factor if wrong(info) else output
+
+    def spoil(gm: nn.Module, context: TransformContext) -> None:
+        [(_, graph)] = graph_modules(gm)
+        for node in nodes_of(graph, torch.ops.onboard.torch_cached_attention):
+            with graph.graph.inserting_after(node):
+                spoiled = graph.graph.call_function(apply, (node, node.args[7]))
+            node.replace_all_uses_with(spoiled, delete_user_cb=lambda user, new=spoiled: user is not new)
+        graph.recompile()
+
+    return spoil
+
+
 def _raise_at_run_time(gm: nn.Module, context: TransformContext) -> None:
     [(_, graph)] = graph_modules(gm)
     node = nodes_of(graph, torch.ops.aten.linear)[0]
@@ -96,6 +115,24 @@ def _raise_at_run_time(gm: nn.Module, context: TransformContext) -> None:
         ("load_weights", Stages.WEIGHT_LOAD, _double_a_projection, set()),
         ("insert_cached_attention", Stages.CACHE_INIT, _forget_the_cache, set()),
         ("resize_kv_cache", Stages.CACHE_INIT, _ignore_cached_keys, {"prefill"}),
+        (
+            "resize_kv_cache",
+            Stages.CACHE_INIT,
+            _spoil_steps(1.01, lambda info: info[2] == 1),
+            {"prefill", "chunked prefill"},
+        ),
+        (
+            "compile_model",
+            Stages.COMPILE,
+            _spoil_steps(1.01, lambda info: info[0] == info[1] and info[0] > 1),
+            {"prefill", "chunked prefill", "decode"},
+        ),
+        (
+            "compile_model",
+            Stages.COMPILE,
+            _spoil_steps(math.nan, lambda info: info[1] == LENGTHS[-1]),
+            CACHED - {"prefill"},
+        ),
     ],
 )
 def test_a_broken_transform_is_the_one_that_is_named(

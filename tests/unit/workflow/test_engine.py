@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,14 @@ from onboard.workflow.outcome import RunOutcome
 from onboard.workflow.phase import RunContext, RunOptions
 
 from .fakes import Fake, Recorder, copying
+
+
+def test_phases_are_loaded_without_torch_and_transformers() -> None:
+    """So that a run that skips everything takes no longer than its hashes."""
+    code = "import sys; from onboard.workflow.engine import load_phases; load_phases(); import onboard.cli.main\n"
+    code += "print([name for name in ('torch', 'transformers', 'nbformat') if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert loaded.strip() == "[]"
 
 
 class Workflow:
@@ -271,3 +281,46 @@ def test_the_observer_hears_of_every_phase(workflow: Workflow) -> None:
 
 def test_every_listed_phase_can_be_loaded() -> None:
     assert tuple(phase.name for phase in load_phases()) == PHASES
+
+
+def test_folders_of_one_name_have_work_folders_of_their_own(workflow: Workflow, tmp_path: Path) -> None:
+    workflow.run()
+    other = tmp_path / "elsewhere" / "model"
+    other.mkdir(parents=True)
+    (other / "config.json").write_text("another config\n")
+    first, workflow.model = workflow.model, other
+    assert set(workflow.statuses()) == {"done"}
+    own = workflow.context.work_dir
+    assert own.name.startswith("model-")
+    assert set(workflow.statuses()) == {"skipped"}
+    workflow.model = first
+    assert set(workflow.statuses()) == {"skipped"}
+    assert workflow.context.work_dir.name == "model"
+    assert (own / "code.txt").read_text() != workflow.file("code.txt").read_text()
+
+
+def test_the_work_folder_of_a_folder_that_is_gone_is_free(workflow: Workflow, tmp_path: Path) -> None:
+    workflow.run()
+    moved = tmp_path / "elsewhere" / "model"
+    moved.parent.mkdir()
+    workflow.model = workflow.model.rename(moved)
+    workflow.run()
+    assert workflow.context.work_dir.name == "model"
+    assert json.loads(workflow.file("state.json").read_text())["model"] == str(moved)
+
+
+def test_a_work_folder_that_another_model_took_meanwhile_is_refused(workflow: Workflow, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere" / "model"
+    other.mkdir(parents=True)
+    late = open_run(str(other), workflow.root, RunOptions())
+    workflow.run()
+    with pytest.raises(OnboardError, match="was taken by .* Run again"):
+        Engine(workflow.phases, workflow.recorder).run(late)
+
+
+def test_a_folder_is_the_same_model_however_it_is_written(workflow: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    workflow.run()
+    monkeypatch.chdir(workflow.model.parent)
+    for written in ("model", "./model/", "model/../model"):
+        context = open_run(written, workflow.root, RunOptions())
+        assert (context.model, context.work_dir) == (workflow.context.model, workflow.context.work_dir)

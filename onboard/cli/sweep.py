@@ -1,0 +1,126 @@
+"""`onboard sweep`: onboard many architectures, each as a tiny random checkpoint, and show what works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onboard.cli.model import Device
+from onboard.errors import UsageError
+
+if TYPE_CHECKING:
+    from onboard.workflow.sweep.coverage import Coverage
+    from onboard.workflow.sweep.record import Entry
+    from onboard.workflow.sweep.sweep import Sweep
+    from onboard.workflow.sweep.targets import Target
+
+
+def sweep(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...", help="Model types, registry names, ids, folders, or files with one of these a line."
+        ),
+    ] = None,
+    all_transformers: Annotated[
+        bool, typer.Option("--all-transformers", help="Every causal language model type of transformers.")
+    ] = False,
+    types: Annotated[str | None, typer.Option(metavar="A,B,...", help="Of those, only these types.")] = None,
+    variants: Annotated[
+        bool, typer.Option("--variants", help="Each a second time, with options on that the defaults leave off.")
+    ] = False,
+    root: Annotated[Path, typer.Option(help="Folder that everything is written to.", show_default="here")] = Path(),
+    device: Annotated[Device, typer.Option(help="Where the models run.")] = Device.CPU,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Models at a time.", show_default="one a core or GPU")] = None,
+    until: Annotated[str, typer.Option(metavar="PHASE", help="Stop each model after this phase.")] = "test",
+    limit_seconds: Annotated[float, typer.Option(help="Time limit of a model.")] = 600.0,
+    limit_memory: Annotated[float, typer.Option(metavar="GIB", help="Memory limit of each process of a model.")] = 8.0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what did not change.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the coverage as one JSON document.")] = False,
+) -> int:
+    """Onboard many architectures, each as a tiny random checkpoint in a process of its own, and show what works.
+
+    Run it again to go on: what ended under the same code and versions is not run again. Over all types of transformers
+    it writes registry/coverage.json, docs/coverage.md and docs/coverage.svg.
+    """
+    from onboard.workflow.sweep.sweep import Sweep, SweepOptions
+
+    chosen = "cuda" if device is Device.CUDA or (device is Device.AUTO and _has_gpu()) else "cpu"
+    options = SweepOptions(until, chosen, limit_seconds, limit_memory, fresh)
+    targets = _targets(models or [], all_transformers, types, variants, root)
+    todo = Sweep(targets, root.expanduser().resolve(), options)
+    complete = all_transformers and types is None
+    entries, interrupted = _run(todo, chosen, jobs)
+    coverage = _coverage(todo, entries)
+    _show(coverage, todo.root if complete else None, as_json)
+    if interrupted:
+        raise KeyboardInterrupt
+    return 0
+
+
+def _has_gpu() -> bool:
+    from onboard.gpu import list_gpus
+
+    return bool(list_gpus())
+
+
+def _targets(models: list[str], all_transformers: bool, types: str | None, variants: bool, root: Path) -> list[Target]:
+    from onboard.workflow.sweep.targets import Target, causal_types, check_types, resolve
+
+    if types is not None and not all_transformers:
+        raise UsageError("--types chooses among --all-transformers", hint="Name types without an option otherwise")
+    names = check_types(types.split(",")) if types else causal_types() if all_transformers else []
+    found = {target.name: target for target in [*(Target(name=name) for name in names), *resolve(models, root)]}
+    if not found:
+        raise UsageError("there is nothing to sweep over", hint="Name models, or use --all-transformers")
+    second = [target.model_copy(update={"variant": "options"}) for target in found.values()] if variants else []
+    return [*found.values(), *second]
+
+
+def _run(todo: Sweep, device: str, jobs: int | None) -> tuple[list[Entry], bool]:
+    """Return the entries, and whether an interrupt cut the list short."""
+    from onboard.cli.sweep_progress import sweep_progress
+    from onboard.workflow.sweep.executors import local_executor
+
+    entries: list[Entry] = []
+    with sweep_progress(len(todo.targets)) as progress:
+        try:
+            for entry, ran in todo.run(local_executor(device, jobs), lambda job: progress.started(job.target.label)):
+                entries.append(entry)
+                progress.finished(entry, ran)
+        except KeyboardInterrupt:
+            return entries, True
+    return entries, False
+
+
+def _coverage(todo: Sweep, entries: list[Entry]) -> Coverage:
+    from onboard.workflow.state import current_versions
+    from onboard.workflow.sweep.coverage import Coverage, ordered
+
+    options = todo.options
+    return Coverage(
+        versions=current_versions(),
+        source_hash=todo.source,
+        device=options.device,
+        until=options.until,
+        limits={"seconds": options.seconds, "gibibytes": options.gibibytes},
+        asked=len(todo.targets),
+        entries=ordered(entries),
+    )
+
+
+def _show(coverage: Coverage, root: Path | None, as_json: bool) -> None:
+    """Write the files when there is a `root` for them; print the summary or the document."""
+    from onboard.workflow.sweep.coverage import write_coverage
+
+    written = write_coverage(coverage, root) if root is not None else []
+    if as_json:
+        print(coverage.text(), end="")
+        return
+    print("\n".join(f"{status:<12}{count}" for status, count in coverage.counts().items()))
+    if coverage.is_partial:
+        print(f"partial: {len(coverage.entries)} of {coverage.asked}")
+    for path in written:
+        print(path)

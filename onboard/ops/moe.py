@@ -1,0 +1,102 @@
+"""Mixture of experts: the feed-forward networks that a router chose for each token, weighted and added up."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from onboard.ops.activation import Activation, activation_function
+from onboard.ops.library import register_op
+
+
+def _like_x(x: Tensor, *_: object, **__: object) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+_SCHEMA = (
+    "(Tensor x, Tensor selected_experts, Tensor routing_weights, Tensor[] w1_weight, Tensor[] w2_weight, "
+    'Tensor[] w3_weight, bool is_gated_mlp=True, str act_fn="silu", Tensor[]? w1_bias=None, Tensor[]? w2_bias=None, '
+    "Tensor[]? w3_bias=None, float? limit=None, float? alpha=None, float up_offset=0.) -> Tensor"
+)
+
+
+@register_op(_like_x, schema=_SCHEMA)
+def torch_moe(
+    x: Tensor,
+    selected_experts: Tensor,
+    routing_weights: Tensor,
+    w1_weight: list[Tensor],
+    w2_weight: list[Tensor],
+    w3_weight: list[Tensor],
+    is_gated_mlp: bool = True,
+    act_fn: str = "silu",
+    w1_bias: list[Tensor] | None = None,
+    w2_bias: list[Tensor] | None = None,
+    w3_bias: list[Tensor] | None = None,
+    limit: float | None = None,
+    alpha: float | None = None,
+    up_offset: float = 0.0,
+) -> Tensor:
+    """Sparse mixture of experts (Shazeer et al. 2017, arXiv:1701.06538), the choice of experts made already.
+
+    Each token's output is the sum over its chosen experts of routing weight times w2(act(w1(x)) * w3(x)), without the
+    factor w3(x) when the experts are not gated. An id outside [0, experts) adds nothing: that is how a rank skips the
+    experts of others.
+
+    Args:
+        x: [..., hidden].
+        selected_experts: [..., k] int64, the same tokens in the same order.
+        routing_weights: [..., k].
+        w1_weight, w3_weight: gate and up projection of each expert, [intermediate, hidden]; no w3 unless gated.
+        w2_weight: down projection of each expert, [hidden, intermediate].
+        is_gated_mlp: whether there is a w3.
+        act_fn: a key of `onboard.ops.activation.ACTIVATIONS`.
+        w1_bias, w3_bias, w2_bias: [intermediate], [intermediate] and [hidden] of each expert, or None.
+        limit: bound of the gate from above and of the up projection from both sides, or None.
+        alpha: the gate's activation is gate * sigmoid(alpha * gate) instead of act_fn, unless None.
+        up_offset: what is added to the (bounded) up projection.
+
+    Returns:
+        [..., hidden] in x's dtype.
+
+    Raises:
+        UsageError: unknown activation.
+    """
+    act = activation_function(act_fn) if alpha is None else _swish(alpha)
+    tokens = x.reshape(-1, x.shape[-1])
+    selected_experts, routing_weights = (
+        item.reshape(-1, item.shape[-1]) for item in (selected_experts, routing_weights)
+    )
+    out = torch.zeros_like(tokens)
+
+    def expert(index: int, chosen: Tensor) -> Tensor:
+        gate = F.linear(chosen, w1_weight[index], w1_bias[index] if w1_bias else None)
+        up = F.linear(chosen, w3_weight[index], w3_bias[index] if w3_bias else None) if is_gated_mlp else None
+        return F.linear(_gated(gate, up, act, limit, up_offset), w2_weight[index], w2_bias[index] if w2_bias else None)
+
+    for index in range(len(w1_weight)):
+        chosen = selected_experts == index
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            # A captured graph cannot depend on values: every expert sees every token, most with weight zero.
+            weight = torch.where(chosen, routing_weights, 0).sum(dim=-1, keepdim=True)
+            out += torch.where(chosen.any(dim=-1, keepdim=True), expert(index, tokens) * weight, 0).to(out.dtype)
+            continue
+        rows, slots = torch.where(chosen)
+        if rows.numel():
+            weighted = expert(index, tokens[rows]) * routing_weights[rows, slots, None]
+            out.index_add_(0, rows, weighted.to(out.dtype))
+    return out.view(x.shape)
+
+
+def _swish(alpha: float) -> Activation:
+    return lambda gate: gate * torch.sigmoid(gate * alpha)
+
+
+def _gated(gate: Tensor, up: Tensor | None, act: Activation, limit: float | None, up_offset: float) -> Tensor:
+    if limit is not None:
+        gate = gate.clamp(max=limit)
+        up = None if up is None else up.clamp(-limit, limit)
+    if up is None:
+        return act(gate)
+    return act(gate) * (up + up_offset if up_offset else up)

@@ -1,0 +1,94 @@
+"""A tiny random checkpoint of a target, saved by transformers: safetensors under the names that releases have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.utils import logging
+
+from onboard.analysis.tiny import VOCABULARY, build_tiny, load_config, one_line
+from onboard.workflow.sweep.options import Option, options
+from onboard.workflow.sweep.targets import Target
+
+_LENGTH = 21
+_SAME = 1e-4
+"""Largest change, relative to the logits, that another order of the same sums may make."""
+
+
+@dataclass
+class Checkpoint:
+    """What was made."""
+
+    architecture: str
+    is_causal: bool
+    """Logits do not depend on later tokens, nor on the time of day."""
+    options: list[str] = field(default_factory=list)
+    """Options that are on."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Options that the model does not run with, and why."""
+    missing: list[str] = field(default_factory=list)
+    """Classes of modules that the full model has and this one lacks: a pass would say nothing of them."""
+
+
+def make_checkpoint(target: Target, folder: Path, seed: int = 0) -> Checkpoint:
+    """Save the target's tiny model to `folder`; every parameter is random, every kind of layer there."""
+    logging.disable_progress_bar()
+    config = _config(target)
+    on, refused = _switched_on(config) if target.variant == "options" else ([], {})
+    model = build_tiny(_with(config, on), seed)
+    model.save_pretrained(folder)  # type: ignore[operator]
+    missing = missing_classes(_with(config, on), model)
+    return Checkpoint(type(model).__name__, is_causal(model), [option.name for option in on], refused, missing)
+
+
+def missing_classes(config: PretrainedConfig, tiny: nn.Module) -> list[str]:
+    """Return the names of the module classes that the full-size model has and `tiny` does not, sorted."""
+    with torch.device("meta"):
+        full = AutoModelForCausalLM.from_config(config)
+    names = [{type(module).__name__ for module in model.modules()} for model in (full, tiny)]
+    return sorted(names[0] - names[1])
+
+
+@torch.no_grad()
+def is_causal(model: nn.Module) -> bool:
+    """Tell whether a language model gives the same logits again, and the same ones when only later tokens change."""
+    generator = torch.Generator().manual_seed(7)
+    ids = torch.randint(VOCABULARY, (2, _LENGTH), generator=generator)
+    changed = ids.clone()
+    changed[:, -4:] = (changed[:, -4:] + 1) % VOCABULARY
+    first, second, other = (model(input_ids=text, use_cache=False).logits for text in (ids, ids, changed))
+    limit = _SAME * first.square().mean().sqrt()
+    return bool(((first - second).abs() <= limit).all() and ((first - other).abs()[:, :-4] <= limit).all())
+
+
+def _config(target: Target) -> PretrainedConfig:
+    """The full-size config. Where a class serves encoders too, a checkpoint for generation says `is_decoder`."""
+    if target.config is not None:
+        return load_config(target.config)
+    config = AutoConfig.for_model(target.name)
+    if getattr(config, "is_decoder", None) is False:
+        config.is_decoder = True
+    return config
+
+
+def _switched_on(config: PretrainedConfig) -> tuple[list[Option], dict[str, str]]:
+    """Try each option on top of those that worked; return those that work together, and what the others failed with."""
+    on: list[Option] = []
+    refused: dict[str, str] = {}
+    for option in options(config):
+        try:
+            is_causal(build_tiny(_with(config, [*on, option])))
+        except Exception as error:  # whatever a model's own code raises is the reason for the table
+            refused[option.name] = one_line(error)
+        else:
+            on.append(option)
+    return on, refused
+
+
+def _with(config: PretrainedConfig, on: list[Option]) -> PretrainedConfig:
+    changes = {key: value for option in on for key, value in option.changes.items()}
+    return type(config).from_dict(config.to_dict() | changes) if changes else config

@@ -1,0 +1,122 @@
+"""Onboards one target in this process, which may be killed at any time: each step is written down as it happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from onboard.config import StrictModel
+from onboard.errors import OnboardError
+from onboard.workflow.outcome import PhaseOutcome
+from onboard.workflow.phase import RunOptions
+from onboard.workflow.pytest_run import ForkedPytest
+from onboard.workflow.sweep.targets import Target
+
+EVENTS, LOG = "events.jsonl", "log.txt"
+CHECKPOINT = "checkpoint"
+Emit = Callable[..., None]
+
+
+class Job(StrictModel):
+    """One target and how it is to be onboarded."""
+
+    target: Target
+    folder: Path
+    """The target's own: checkpoint, root, events and log."""
+    until: str = "test"
+    device: str = "cpu"
+    seconds: float = 600.0
+    gibibytes: float = 8.0
+
+
+def run_child(job: Job) -> None:
+    """Onboard the job's target; returns only when there is no more to say."""
+    _limit_memory(job.gibibytes)
+    os.environ["TMPDIR"] = str(job.folder)  # what a killed process leaves goes with the folder
+    pytest = ForkedPytest()
+    with (job.folder / EVENTS).open("a", encoding="utf-8", buffering=1) as file:
+
+        def emit(**event: Any) -> None:
+            file.write(json.dumps(event) + "\n")
+
+        if _make_checkpoint(job, emit):
+            _onboard(job, pytest, emit)
+        emit(end=True)
+
+
+def _limit_memory(gibibytes: float) -> None:
+    """Bound this process's own data. The whole address space is no measure: accelerators reserve more than they use."""
+    limit = int(gibibytes * 2**30)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _make_checkpoint(job: Job, emit: Emit) -> bool:
+    """Save the tiny checkpoint; return whether there is a causal model to go on with."""
+    from onboard.analysis.tiny import one_line
+    from onboard.workflow.sweep.checkpoint import make_checkpoint
+
+    emit(step=CHECKPOINT)
+    try:
+        made = make_checkpoint(job.target, job.folder / CHECKPOINT / job.target.folder)
+    except Exception as error:  # a model's own code may raise anything; the coverage tells it
+        os.write(2, traceback.format_exc().encode())
+        emit(error=str(error) if isinstance(error, OnboardError) else one_line(error))
+        return False
+    emit(checkpoint=asdict(made))
+    return made.is_causal
+
+
+def _onboard(job: Job, pytest: ForkedPytest, emit: Emit) -> None:
+    """Run the workflow on the checkpoint, in a root of the target's own."""
+    from onboard.workflow.engine import Engine, load_phases, open_run
+
+    options = RunOptions(device=job.device, dtype="float32" if job.device == "cpu" else "auto", offline=True)
+    model = str(job.folder / CHECKPOINT / job.target.folder)
+    context = open_run(model, job.folder / "root", options)
+    context.run_pytest = pytest
+    Engine(load_phases(), _Observer(emit)).run(context, until=job.until)
+    for path in (context.root / "models").glob("modeling_*.py"):
+        emit(lines=len(path.read_text(encoding="utf-8").splitlines()))
+    if (tests := context.artifact("tests.json")).exists():
+        emit(tests=json.loads(tests.read_text(encoding="utf-8"))["tests"])
+
+
+class _Observer:
+    """Passes on what the engine says."""
+
+    def __init__(self, emit: Emit) -> None:
+        self.emit = emit
+
+    def waiting(self) -> None:
+        """Nobody else has this root."""
+
+    def started(self, name: str) -> None:
+        """Note where the process is."""
+        self.emit(step=name)
+
+    def finished(self, outcome: PhaseOutcome) -> None:
+        """Note how a phase went."""
+        error = outcome.exception
+        if error is not None and not isinstance(error, OnboardError):
+            os.write(2, "".join(traceback.format_exception(error)).encode())
+        phase = {
+            "name": outcome.name,
+            "status": outcome.status,
+            "seconds": round(outcome.seconds, 2),
+            "error": outcome.error,
+            "proving": _comes_from(error, "onboard.codegen.prove"),
+            "internal": error is not None and not isinstance(error, OnboardError),
+        }
+        self.emit(phase=phase)
+
+
+def _comes_from(error: BaseException | None, module: str) -> bool:
+    frames = traceback.walk_tb(error.__traceback__) if error is not None else ()
+    return any(frame.f_globals.get("__name__") == module for frame, _ in frames)

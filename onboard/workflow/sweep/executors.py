@@ -1,0 +1,108 @@
+"""Where jobs run: on this machine, one worker a core or a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Protocol
+
+from onboard.gpu import list_gpus
+from onboard.workflow.sweep.child import Job
+from onboard.workflow.sweep.record import TargetRecord
+
+Started = Callable[[Job], None]
+
+
+class Executor(Protocol):
+    """Runs jobs, in any order."""
+
+    def run(self, jobs: Sequence[Job], started: Started) -> Iterator[tuple[Job, TargetRecord]]:
+        """Yield each job with its record as it ends; call `started` when one begins."""
+
+
+@dataclass
+class LocalExecutor:
+    """`workers` processes of this machine; with CUDA each sees one GPU."""
+
+    workers: int
+    gpus: int = 0
+    _idle: SimpleQueue[Worker] = field(default_factory=SimpleQueue, init=False)
+
+    def run(self, jobs: Sequence[Job], started: Started) -> Iterator[tuple[Job, TargetRecord]]:
+        """Run the jobs in order, each on the worker that is free next."""
+        workers = [Worker(index % self.gpus if self.gpus else None) for index in range(min(self.workers, len(jobs)))]
+        for worker in workers:
+            self._idle.put(worker)
+        pool = ThreadPoolExecutor(max_workers=max(1, len(workers)))
+        try:
+            futures = {pool.submit(self._one, job, started): job for job in jobs}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.close()
+
+    def _one(self, job: Job, started: Started) -> TargetRecord:
+        worker = self._idle.get()
+        try:
+            started(job)
+            return worker.do(job)
+        finally:
+            self._idle.put(worker)
+
+
+class Worker:
+    """A worker process, started when it is first needed, and again after it died."""
+
+    def __init__(self, gpu: int | None = None) -> None:
+        self._gpu = gpu
+        self._process: subprocess.Popen[str] | None = None
+
+    def do(self, job: Job) -> TargetRecord:
+        """Have one job done."""
+        process = self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(job.model_dump_json() + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except OSError:
+            answer = ""
+        if not answer:
+            self.close()
+            return TargetRecord(target=job.target, end="lost", detail="its worker died")
+        return TargetRecord.model_validate_json(answer)
+
+    def close(self) -> None:
+        """End the process: at once, with the child that it may be waiting for."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+            self._process = None
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+            if self._gpu is not None:
+                environment["CUDA_VISIBLE_DEVICES"] = str(self._gpu)
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "onboard.workflow.sweep.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+        return self._process
+
+
+def local_executor(device: str, jobs: int | None) -> LocalExecutor:
+    """Return an executor with a worker for each core or GPU, or with `jobs` of them."""
+    gpus = len(list_gpus()) if device == "cuda" else 0
+    return LocalExecutor(jobs or gpus or len(os.sched_getaffinity(0)), gpus)

@@ -1,0 +1,52 @@
+"""Options that a config's defaults leave off, by the names of its fields: what released checkpoints switch on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PretrainedConfig
+
+_SWITCHES = re.compile(r"(\w+_)?bias|(use_)?qk?_(layer)?norm|use_qk_norm|tie_word_embeddings")
+_WINDOW = 4096  # the tiny config has a shorter one
+
+
+@dataclass(frozen=True)
+class Option:
+    """Fields of the config that change together."""
+
+    name: str
+    changes: dict[str, Any]
+
+
+def options(config: PretrainedConfig) -> list[Option]:
+    """Return what can be changed: biases, QK norm, tied embeddings, grouped heads, a window, RoPE scaling."""
+    values = config.to_dict()
+    return [*_switches(values), *_grouped_heads(config, values), *_window(values), *_rope_scaling(values)]
+
+
+def _switches(values: dict[str, Any]) -> Iterator[Option]:
+    for name in sorted(values):
+        if isinstance(values[name], bool) and _SWITCHES.fullmatch(name):
+            yield Option(f"{name}={not values[name]}", {name: not values[name]})
+
+
+def _grouped_heads(config: PretrainedConfig, values: dict[str, Any]) -> Iterator[Option]:
+    heads = values.get(config.attribute_map.get("num_attention_heads", "num_attention_heads"))
+    if isinstance(heads, int) and heads % 2 == 0 and values.get("num_key_value_heads") == heads:
+        yield Option("grouped heads", {"num_key_value_heads": heads // 2})
+
+
+def _window(values: dict[str, Any]) -> Iterator[Option]:
+    if "sliding_window" in values and (values["sliding_window"] is None or values.get("use_sliding_window") is False):
+        switch = {"use_sliding_window": True} if "use_sliding_window" in values else {}
+        # Kinds of layers that were derived from the switch are derived again.
+        yield Option("sliding window", {"sliding_window": _WINDOW, "layer_types": None, **switch})
+
+
+def _rope_scaling(values: dict[str, Any]) -> Iterator[Option]:
+    rope = values.get("rope_parameters")
+    if isinstance(rope, dict) and rope.get("rope_type") == "default":
+        yield Option("rope scaling", {"rope_parameters": {**rope, "rope_type": "linear", "factor": 4.0}})

@@ -1,0 +1,198 @@
+"""What a target's process left behind, and what follows from it.
+
+A wrong "pass" is the one mistake that must not happen, so a pass is never assumed: each level has to have tests, all of
+them passed, and each with a measured error within the limit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from onboard.config import StrictModel
+from onboard.workflow.sweep.targets import Target, Variant, label
+
+Status = Literal["pass", "fail", "refused", "not-causal", "timeout", "crash"]
+STATUSES: tuple[Status, ...] = ("pass", "fail", "refused", "not-causal", "timeout", "crash")
+TESTED = ("block", "layer", "model", "export", "cached_decode")
+"""Levels that the generated tests have, bottom-up."""
+LEVELS = ("checkpoint", "analyze", "generate", "prove", *TESTED)
+LIMIT = 1e-5
+"""Largest error on the CPU, in float32, whatever a test itself allows."""
+LevelStatus = Literal["passed", "failed", "skipped"]
+
+
+class PhaseRecord(StrictModel):
+    """A phase of the workflow that ended, in a target's process."""
+
+    name: str
+    status: str
+    seconds: float
+    error: str = ""
+    proving: bool = False
+    """The error came from the proof of a file that was generated."""
+    internal: bool = False
+    """The error was not meant for users."""
+
+
+class TargetRecord(StrictModel):
+    """What is known of one target's process when it has ended."""
+
+    target: Target
+    end: Literal["exited", "timeout", "killed", "lost"] = "exited"
+    """killed: by a signal; lost: it ended without saying how the last step went."""
+    detail: str = ""
+    """Of the end: the signal, or the last line that was printed."""
+    step: str = "checkpoint"
+    """What the process did last: the checkpoint or a phase."""
+    seconds: float = 0.0
+    architecture: str = ""
+    is_causal: bool | None = None
+    missing: list[str] | None = None
+    """Classes of modules that the full model has and the tiny one lacks."""
+    options: list[str] = Field(default_factory=list)
+    refused_options: dict[str, str] = Field(default_factory=dict)
+    error: str = ""
+    """Why there is no checkpoint."""
+    phases: list[PhaseRecord] = Field(default_factory=list)
+    lines: int | None = None
+    """Length of the generated file."""
+    tests: list[dict[str, Any]] = Field(default_factory=list)
+    """As the test phase's `tests.json` has them."""
+
+
+class Entry(StrictModel):
+    """One line of the coverage: what a target came to."""
+
+    type: str
+    variant: Variant
+    architecture: str
+    status: Status
+    level: str
+    """The last level up to which everything passed; empty: not even a checkpoint."""
+    levels: dict[str, LevelStatus]
+    errors: dict[str, float]
+    """Largest error of each level that measured one."""
+    lines: int | None
+    seconds: float
+    reason: str
+    """Why it is no pass; empty for a pass."""
+    block: str = ""
+    """The first block whose test failed."""
+    options: list[str] = Field(default_factory=list)
+    refused_options: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What the target is called in tables."""
+        return label(self.type, self.variant)
+
+
+def judge(record: TargetRecord, until: str) -> Entry:
+    """Return what a target came to, when the phases up to `until` were asked for."""
+    levels = level_statuses(record)
+    status, reason = _status(record, levels, until)
+    failed = _failed_tests(record)
+    return Entry(
+        type=record.target.name,
+        variant=record.target.variant,
+        architecture=record.architecture,
+        status=status,
+        level=_reached(levels),
+        levels=levels,
+        errors=_errors(record),
+        lines=record.lines,
+        seconds=round(record.seconds, 1),
+        reason=" ".join(reason.split()),
+        block=str(failed[0]["block"]) if failed and status == "fail" else "",
+        options=record.options,
+        refused_options=record.refused_options,
+    )
+
+
+def level_statuses(record: TargetRecord) -> dict[str, LevelStatus]:
+    """Return how far each level came that was tried."""
+    phases = {phase.name: phase for phase in record.phases}
+    levels: dict[str, LevelStatus] = {}
+    if record.architecture or record.error:
+        levels["checkpoint"] = "failed" if record.error else "passed"
+    if phase := phases.get("analyze"):
+        levels["analyze"] = _passed(phase.status == "done")
+    if phase := phases.get("generate"):
+        levels["generate"] = _passed(phase.status == "done" or phase.proving)
+        if levels["generate"] == "passed":
+            levels["prove"] = _passed(phase.status == "done")
+    if record.tests:
+        levels |= {level: _tested(record, level) for level in TESTED}
+    return levels
+
+
+def _passed(good: bool) -> LevelStatus:
+    return "passed" if good else "failed"
+
+
+def _tested(record: TargetRecord, level: str) -> LevelStatus:
+    """A level without tests, or with one that did not run, was skipped."""
+    rows = [row for row in record.tests if row["level"] == level]
+    if any(row["status"] == "failed" for row in rows):
+        return "failed"
+    if not rows or any(row["status"] != "passed" for row in rows):
+        return "skipped"
+    return _passed(all(_is_measured(row) for row in rows))
+
+
+def _is_measured(row: dict[str, Any]) -> bool:
+    """Whether a test compared numbers, and they were near enough by the limit of this module too."""
+    error, limit = row["error"], LIMIT if row["device"] == "cpu" else row["tolerance"]
+    return error is not None and limit is not None and 0 <= error <= limit
+
+
+def _reached(levels: dict[str, LevelStatus]) -> str:
+    reached = ""
+    for level in LEVELS:
+        if levels.get(level) != "passed":
+            break
+        reached = level
+    return reached
+
+
+def _errors(record: TargetRecord) -> dict[str, float]:
+    measured = [row for row in record.tests if row["error"] is not None]
+    return {
+        level: max(row["error"] for row in measured if row["level"] == level)
+        for level in TESTED
+        if any(row["level"] == level for row in measured)
+    }
+
+
+def _failed_tests(record: TargetRecord) -> list[dict[str, Any]]:
+    failed = [row for row in record.tests if row["status"] == "failed"]
+    order = {level: index for index, level in enumerate(TESTED)}
+    return sorted(failed, key=lambda row: order.get(row["level"], len(order)))
+
+
+def _status(record: TargetRecord, levels: dict[str, LevelStatus], until: str) -> tuple[Status, str]:
+    """The status and, unless it is a pass, the reason."""
+    if record.end == "timeout":
+        return "timeout", f"the time limit ended {record.step} after {record.seconds:.0f} s"
+    if record.end in ("killed", "lost"):
+        return "crash", f"the process died in {record.step}: {record.detail or 'no last words'}"
+    if record.error:
+        return "fail", f"no tiny checkpoint: {record.error}"
+    if record.is_causal is False:
+        return "not-causal", "its logits depend on later tokens, or differ from one run to the next"
+    if bad := next((phase for phase in record.phases if phase.status != "done"), None):
+        refused = not (bad.internal or bad.proving) and bad.name in ("gather", "survey", "analyze", "generate")
+        return ("refused" if refused else "fail"), f"{bad.name}: {bad.error or bad.status}"
+    if missing := next((level for level in LEVELS if levels.get(level) != "passed"), None):
+        return "fail", f"the level {missing} was {_fate(levels.get(missing))}"
+    if record.missing != []:
+        return "fail", f"the tiny checkpoint lacks {', '.join(record.missing or ['what nobody looked for'])}"
+    if record.is_causal is not True or not record.phases or record.phases[-1].name != until:
+        return "fail", f"the run did not come to the end of {until}"
+    return "pass", ""
+
+
+def _fate(status: LevelStatus | None) -> str:
+    return {"failed": "not measured within the limit", "skipped": "skipped"}.get(status or "", "never tried")

@@ -1,0 +1,77 @@
+"""Goes over targets: takes what is known, runs the rest, hands out each entry as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from onboard.config import suggest
+from onboard.errors import UsageError
+from onboard.workflow.engine import PHASES
+from onboard.workflow.sweep.child import Job
+from onboard.workflow.sweep.executors import Executor, Started
+from onboard.workflow.sweep.record import Entry, judge
+from onboard.workflow.sweep.store import job_key, load_record, save_record, source_hash, sweep_folder
+from onboard.workflow.sweep.targets import Target
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """How every target is onboarded."""
+
+    until: str = "test"
+    device: str = "cpu"
+    seconds: float = 600.0
+    """Time limit of one target."""
+    gibibytes: float = 8.0
+    """Memory limit of each process of a target."""
+    fresh: bool = False
+    """Run what is known, too."""
+
+    def __post_init__(self) -> None:
+        if self.until not in PHASES:
+            raise UsageError(f"there is no phase {self.until!r}", hint=suggest(self.until, PHASES))
+        if PHASES.index(self.until) < PHASES.index("test"):
+            raise UsageError(f"{self.until} comes before the tests, and only they show what works")
+        for name, value in (("--limit-seconds", self.seconds), ("--limit-memory", self.gibibytes)):
+            if not value > 0:
+                raise UsageError(f"{name} {value} is no limit", hint="Give a number above zero")
+
+
+@dataclass
+class Sweep:
+    """One pass over `targets` under `root`."""
+
+    targets: Sequence[Target]
+    root: Path
+    options: SweepOptions
+    source: str = field(default_factory=source_hash)
+
+    def run(self, executor: Executor, started: Started) -> Iterator[tuple[Entry, bool]]:
+        """Yield each target's entry as it comes, and whether it was run now; the known ones first."""
+        keys = {job.folder: job_key(job, self.source) for job in self.jobs()}
+        waiting = []
+        for job in self.jobs():
+            known = None if self.options.fresh else load_record(job, keys[job.folder])
+            if known is None:
+                waiting.append(job)
+            else:
+                yield judge(known, self.options.until), False
+        for job, record in executor.run(waiting, started) if waiting else ():
+            save_record(job, keys[job.folder], record)
+            yield judge(record, self.options.until), True
+
+    def jobs(self) -> list[Job]:
+        """Return a job for each target."""
+        return [self._job(target) for target in self.targets]
+
+    def _job(self, target: Target) -> Job:
+        return Job(
+            target=target,
+            folder=sweep_folder(self.root) / target.folder,
+            until=self.options.until,
+            device=self.options.device,
+            seconds=self.options.seconds,
+            gibibytes=self.options.gibibytes,
+        )

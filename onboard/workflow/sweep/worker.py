@@ -1,0 +1,150 @@
+"""A process that has imported everything once, and forks a child for each job.
+
+`python -m onboard.workflow.sweep.worker`: jobs come as lines of JSON on stdin, records go as lines of JSON to stdout.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from onboard.workflow.sweep.child import EVENTS, LOG, Job, run_child
+from onboard.workflow.sweep.record import TargetRecord
+
+_IMPORTS = (
+    *("torch", "torch.export", "torch._dynamo", "transformers", "pytest", "jinja2"),
+    *("transformers.modeling_utils", "transformers.models.auto.modeling_auto", "onboard.workflow.engine"),
+    *("onboard.analysis.analyze", "onboard.codegen.prove", "onboard.codegen.model_file", "onboard.codegen.test_file"),
+    *("onboard.runtime.llm", "onboard.testing", "onboard.testing.plugin", "onboard.workflow.sweep.checkpoint"),
+)
+_POLL = 0.05
+
+
+def serve() -> None:
+    """Do the jobs on stdin until it ends."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(1))  # ends the child on the way out
+    _import_all()
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+    for line in sys.stdin:
+        record = do(Job.model_validate_json(line))
+        answers.write(record.model_dump_json() + "\n")
+
+
+def _import_all() -> None:
+    """Import what every child needs; one thread, or forking is not safe."""
+    for name in _IMPORTS:
+        importlib.import_module(name)
+    from onboard.workflow.engine import load_phases
+
+    load_phases()
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def do(job: Job) -> TargetRecord:
+    """Run a job in a child of its own, with its limits; return what is known of it, however it ended."""
+    shutil.rmtree(job.folder, ignore_errors=True)
+    job.folder.mkdir(parents=True)
+    started = time.monotonic()
+    child = _fork(job)
+    code = _wait(child, started + job.seconds)
+    record = read_record(job)
+    record.seconds = time.monotonic() - started
+    if code is None:
+        record.end = "timeout"
+    elif code < 0:
+        record.end, record.detail = "killed", signal.Signals(-code).name
+    elif code > 0 or not record_is_complete(job):
+        record.end, record.detail = "lost", _last_line(job.folder / LOG)
+    return record
+
+
+def _fork(job: Job) -> int:
+    """Start the child in a process group of its own, which what it starts is in as well."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        log = os.open(job.folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, stream in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, stream)
+        run_child(job)
+        code = 0
+    except BaseException:  # the worker's code must not go on in here
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(code)
+
+
+def _wait(child: int, deadline: float) -> int | None:
+    """Return the child's exit code (negative: the signal), or None when the time was over; its group ends with it."""
+    try:
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                child = 0
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(_POLL)
+        return None
+    finally:
+        if child:
+            _kill_group(child)
+            os.waitpid(child, 0)
+
+
+def _kill_group(leader: int) -> None:
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:  # it has not made its group yet
+        os.kill(leader, signal.SIGKILL)
+
+
+def _events(job: Job) -> list[dict[str, Any]]:
+    path = job.folder / EVENTS
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be cut
+
+
+def record_is_complete(job: Job) -> bool:
+    """Whether the child said all that it had to say."""
+    return any(event.get("end") for event in _events(job))
+
+
+def read_record(job: Job) -> TargetRecord:
+    """Put a child's events together."""
+    record = TargetRecord(target=job.target)
+    for event in _events(job):
+        if made := event.pop("checkpoint", None):
+            record.architecture, record.is_causal = made["architecture"], made["is_causal"]
+            record.options, record.refused_options = made["options"], made["refused"]
+            record.missing = made["missing"]
+        if phase := event.pop("phase", None):
+            record.phases = [*record.phases, phase]
+        for name in event.keys() & {"step", "error", "lines", "tests"}:
+            setattr(record, name, event[name])
+    return record
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+
+
+if __name__ == "__main__":
+    serve()

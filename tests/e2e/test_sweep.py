@@ -1,0 +1,125 @@
+"""`onboard sweep`: from the command line to the coverage, and a tool that is wrong gets no pass."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onboard.workflow.sweep.record import LEVELS, TESTED, TargetRecord, judge
+from onboard.workflow.sweep.store import RECORD
+
+SWEEP = [sys.executable, "-m", "onboard", "sweep", "--device", "cpu", "--jobs", "1"]
+
+
+def sweep(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*SWEEP, "--root", str(root), *words], capture_output=True, text=True, timeout=300)
+
+
+def by_name(document: dict[str, Any]) -> dict[str, Any]:
+    return {entry["type"]: entry for entry in document["entries"]}
+
+
+@pytest.mark.slow
+def test_a_sweep_finds_what_works_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    done = sweep(tmp_path, "llama", "cpmant", "--json")
+    assert done.returncode == 0, done.stderr
+    first = by_name(json.loads(done.stdout))
+    llama = first["llama"]
+    assert (llama["status"], llama["level"], llama["reason"]) == ("pass", "cached_decode", "")
+    assert set(llama["levels"]) == set(LEVELS)
+    assert set(llama["errors"]) == set(TESTED)
+    assert all(0 <= error <= 1e-5 for error in llama["errors"].values())
+    assert 100 < llama["lines"] < 260
+    assert first["cpmant"]["status"] == "not-causal"  # its first tokens see the whole prompt
+    assert not (tmp_path / "registry").exists()  # two types are no coverage
+
+    again = sweep(tmp_path, "llama", "cpmant", "--json")
+    assert by_name(json.loads(again.stdout)) == first
+    assert again.stderr.count("unchanged") == 2
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_what_was_found_and_no_process(tmp_path: Path) -> None:
+    command = [*SWEEP, "--root", str(tmp_path), "--all-transformers", "--limit-seconds", "60"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("[1/")
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    coverage = json.loads((tmp_path / "registry" / "coverage.json").read_text())
+    assert 1 <= len(coverage["entries"]) < coverage["asked"]
+    assert "**Partial: " in (tmp_path / "docs" / "coverage.md").read_text()
+    time.sleep(0.5)
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(tmp_path) not in listed
+
+
+# Breaks the tool in one place; its own proof is off, so that only the generated tests are left to see it.
+BROKEN_TOOL = """
+import onboard.codegen.model_file as model_file
+import onboard.codegen.prove as prove
+from onboard.workflow.sweep import worker
+from onboard.workflow.sweep.child import Job
+
+generate = model_file.generate_model_file
+
+def broken(spec):
+    text = generate(spec)
+    assert {old!r} in text, text
+    return text.replace({old!r}, {new!r})
+
+model_file.generate_model_file = broken
+prove.prove = lambda text, spec, export=True: [prove.BlockProof("", "", 0.0)]
+worker._import_all()
+print(worker.do(Job.model_validate_json({job!r})).model_dump_json())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param("config.rms_norm_eps", "10 * config.rms_norm_eps", id="another epsilon"),
+        pytest.param("residual + hidden_states", "hidden_states", id="a residual lost"),
+    ],
+)
+def test_a_tool_that_generates_a_wrong_model_gets_no_pass(old: str, new: str, tmp_path: Path) -> None:
+    config = {"model_type": "llama", "rms_norm_eps": 1e-2}
+    job = {"target": {"name": "llama", "config": config}, "folder": str(tmp_path / "llama")}
+    script = BROKEN_TOOL.format(old=old, new=new, job=json.dumps(job))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    entry = judge(TargetRecord.model_validate_json(done.stdout.splitlines()[-1]), "test")
+    assert entry.status == "fail", entry
+    assert entry.levels["model"] == "failed"
+    assert not (tmp_path / RECORD).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "there is nothing to sweep over"),
+        (["lama"], "Did you mean 'llama'"),
+        (["llama", "--until", "analyze"], "comes before the tests"),
+        (["--types", "llama"], "--types chooses among --all-transformers"),
+        (["--all-transformers", "--types", "lama"], "Did you mean 'llama'"),
+        (["llama", "--limit-seconds", "0"], "is no limit"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_changes_nothing(words: list[str], text: str, tmp_path: Path) -> None:
+    done = sweep(tmp_path, *words)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []

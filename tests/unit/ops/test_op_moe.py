@@ -1,0 +1,97 @@
+"""`torch_moe` against a loop over tokens in float64, and against transformers' own experts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from naive import relative_error
+from torch import Tensor
+from transformers import GptOssConfig, MixtralConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+import onboard.ops  # noqa: F401
+
+ops = torch.ops.onboard
+TOKENS, EXPERTS, TOP, HIDDEN, INTERMEDIATE = 7, 5, 2, 8, 12
+
+
+def _routing(experts: int = EXPERTS) -> tuple[Tensor, Tensor]:
+    selected = torch.stack([torch.randperm(experts)[:TOP] for _ in range(TOKENS)])
+    return selected, torch.rand(TOKENS, TOP)
+
+
+def _weights(rows: int, columns: int) -> list[Tensor]:
+    return [torch.randn(rows, columns) / columns**0.5 for _ in range(EXPERTS)]
+
+
+def _naive(
+    x: Tensor, selected: Tensor, routing: Tensor, w1: list[Tensor], w2: list[Tensor], w3: list[Tensor]
+) -> Tensor:
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    for token in range(len(x)):
+        for slot in range(TOP):
+            expert = int(selected[token, slot])
+            if not 0 <= expert < EXPERTS:
+                continue
+            gate = w1[expert].double() @ x[token].double()
+            hidden = gate / (1 + torch.exp(-gate)) * (w3[expert].double() @ x[token].double() if w3 else 1.0)
+            out[token] += routing[token, slot].double() * (w2[expert].double() @ hidden)
+    return out
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_each_token_gets_the_weighted_sum_of_its_experts(gated: bool) -> None:
+    x, (selected, routing) = torch.randn(TOKENS, HIDDEN), _routing()
+    w1, w2 = _weights(INTERMEDIATE, HIDDEN), _weights(HIDDEN, INTERMEDIATE)
+    w3 = _weights(INTERMEDIATE, HIDDEN) if gated else []
+    actual = ops.torch_moe(x, selected, routing, w1, w2, w3, gated)
+    assert relative_error(actual, _naive(x, selected, routing, w1, w2, w3)) < 1e-6
+
+
+def test_an_expert_of_another_rank_is_skipped() -> None:
+    x, (selected, routing) = torch.randn(TOKENS, HIDDEN), _routing()
+    w1, w2, w3 = _weights(INTERMEDIATE, HIDDEN), _weights(HIDDEN, INTERMEDIATE), _weights(INTERMEDIATE, HIDDEN)
+    selected[0], selected[1, 0], selected[2, 1] = -1, EXPERTS, 10**6
+    actual = ops.torch_moe(x, selected, routing, w1, w2, w3)
+    assert actual[0].abs().max() == 0
+    assert relative_error(actual, _naive(x, selected, routing, w1, w2, w3)) < 1e-6
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "relu2"])
+def test_it_is_what_the_experts_of_hugging_face_do(activation: str) -> None:
+    config = MixtralConfig(
+        hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_local_experts=EXPERTS, hidden_act=activation
+    )
+    config._experts_implementation = "eager"
+    experts = MixtralExperts(config)
+    for parameter in experts.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x, (selected, routing) = torch.randn(TOKENS, HIDDEN), _routing()
+    gate, up = experts.gate_up_proj.chunk(2, dim=1)
+    lists = [list(weight.unbind()) for weight in (gate, experts.down_proj, up)]
+    shaped = (x.view(1, TOKENS, HIDDEN), selected.view(1, TOKENS, TOP), routing.view(1, TOKENS, TOP))
+    actual = ops.torch_moe(*shaped, *lists, True, activation)
+    assert relative_error(actual[0], experts(x, selected, routing)) < 1e-6
+
+
+def test_biases_bounds_and_the_offset_are_those_of_hugging_face() -> None:
+    config = GptOssConfig(hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_local_experts=EXPERTS)
+    config.swiglu_limit, config.swiglu_alpha = 0.8, 1.3
+    config._experts_implementation = "eager"
+    experts = GptOssExperts(config)
+    for parameter in experts.parameters():
+        torch.nn.init.normal_(parameter)
+    x, (selected, routing) = torch.randn(TOKENS, HIDDEN), _routing()
+    both, bias = experts.gate_up_proj.transpose(1, 2), experts.gate_up_proj_bias
+    w1, w2, w3 = both[:, ::2], experts.down_proj.transpose(1, 2), both[:, 1::2]
+    lists = [list(item.unbind()) for item in (w1, w2, w3, bias[:, ::2], experts.down_proj_bias, bias[:, 1::2])]
+    actual = ops.torch_moe(x, selected, routing, *lists[:3], True, "silu", *lists[3:], 0.8, 1.3, 1.0)
+    assert relative_error(actual, experts(x, selected, routing)) < 1e-6
+
+
+def test_registration_is_sound() -> None:
+    x, (selected, routing) = torch.randn(TOKENS, HIDDEN), _routing()
+    w1, w2, w3 = _weights(INTERMEDIATE, HIDDEN), _weights(HIDDEN, INTERMEDIATE), _weights(INTERMEDIATE, HIDDEN)
+    torch.library.opcheck(ops.torch_moe.default, (x, selected, routing, w1, w2, w3))
+    torch.library.opcheck(ops.torch_moe.default, (x.view(1, TOKENS, HIDDEN), selected, routing, w1, w2, [], False))

@@ -1,0 +1,138 @@
+"""A target's process may hang, die or eat all memory: it is bounded, and what it did is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onboard.workflow.pytest_run import ForkedPytest
+from onboard.workflow.sweep import child, worker
+from onboard.workflow.sweep.child import EVENTS, Job
+from onboard.workflow.sweep.executors import LocalExecutor
+from onboard.workflow.sweep.record import TargetRecord
+from onboard.workflow.sweep.targets import Target
+
+Do = Callable[[Callable[[Job], None]], TargetRecord]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(target=Target(name="llama"), folder=tmp_path / "llama", seconds=20, gibibytes=2)
+
+
+@pytest.fixture
+def do(job: Job, monkeypatch: pytest.MonkeyPatch) -> Do:
+    """Run a job whose child does what the test wants."""
+
+    def run(work: Callable[[Job], None]) -> TargetRecord:
+        monkeypatch.setattr(worker, "run_child", work)
+        return worker.do(job)
+
+    return run
+
+
+def write_events(job: Job, *events: dict[str, object]) -> None:
+    text = "".join(json.dumps(event) + "\n" for event in events)
+    (job.folder / EVENTS).write_text(text + '{"step": "cut')  # as a kill in the middle of a line leaves it
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet counts."""
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_the_time_limit_ends_the_child_and_what_it_started(do: Do, job: Job) -> None:
+    job.seconds = 1
+
+    def hang(job: Job) -> None:
+        write_events(job, {"step": "generate"})
+        process = subprocess.Popen(["sleep", "60"])
+        (job.folder / "pid").write_text(str(process.pid))
+        time.sleep(60)
+
+    started = time.monotonic()
+    record = do(hang)
+    assert time.monotonic() - started < 10
+    assert (record.end, record.step) == ("timeout", "generate")
+    time.sleep(0.2)
+    assert gone(int((job.folder / "pid").read_text()))
+
+
+def test_a_signal_is_named(do: Do) -> None:
+    def die(job: Job) -> None:
+        write_events(job, {"step": "test"})
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    record = do(die)
+    assert (record.end, record.step, record.detail) == ("killed", "test", "SIGKILL")
+
+
+def test_memory_is_bounded(do: Do, job: Job) -> None:
+    def eat(job: Job) -> None:
+        child._limit_memory(job.gibibytes)
+        eaten = bytearray(int((job.gibibytes + 1) * 2**30))
+        raise AssertionError(f"{len(eaten)} bytes were there")
+
+    record = do(eat)
+    assert (record.end, record.detail) == ("lost", "MemoryError")
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_child_that_leaves_without_a_word_is_lost(do: Do, code: int) -> None:
+    record = do(lambda job: os._exit(code))
+    assert record.end == "lost"
+
+
+def test_a_child_that_said_everything_is_done(do: Do) -> None:
+    made = {"architecture": "X", "is_causal": True, "options": ["a"], "refused": {"b": "c"}, "missing": []}
+    phase = {"name": "gather", "status": "done", "seconds": 0.1, "error": "", "proving": False, "internal": False}
+    record = do(lambda job: write_events(job, {"checkpoint": made}, {"phase": phase}, {"lines": 7}, {"end": True}))
+    assert (record.end, record.architecture, record.options, record.lines) == ("exited", "X", ["a"], 7)
+    assert [phase.name for phase in record.phases] == ["gather"]
+
+
+def test_nothing_of_an_earlier_run_is_taken(do: Do, job: Job) -> None:
+    job.folder.mkdir()
+    write_events(job, {"end": True})
+    assert do(lambda job: None).end == "lost"
+
+
+def test_a_worker_that_dies_costs_one_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # a module that ends every interpreter at its start
+    (tmp_path / "sitecustomize.py").write_text("import os; os._exit(3)\n")
+    jobs = [Job(target=Target(name=name), folder=tmp_path / name) for name in ("llama", "gpt2")]
+    found = list(LocalExecutor(1).run(jobs, lambda job: None))
+    assert [job.target.name for job, _ in found] == ["llama", "gpt2"]
+    assert {(record.end, record.detail) for _, record in found} == {("lost", "its worker died")}
+
+
+def test_forked_pytest_is_given_folder_and_environment(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import os, pathlib\n"
+        "def test_it():\n"
+        f"    assert pathlib.Path.cwd() == pathlib.Path({str(tmp_path)!r})\n"
+        "    assert os.environ['ONBOARD_SEED'] == '5'\n"
+    )
+    before = Path.cwd()
+    output = ForkedPytest()(["-p", "no:cacheprovider", "test_it.py"], tmp_path, {"ONBOARD_SEED": "5"})
+    assert "1 passed" in output
+    assert Path.cwd() == before
+    assert not (tmp_path / "__pycache__").exists()
+
+
+def test_forked_pytest_that_dies_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("import os\ndef test_it():\n    os.kill(os.getpid(), 9)\n")
+    output = ForkedPytest()(["-p", "no:cacheprovider", "test_it.py"], tmp_path, {})
+    assert "passed" not in output
+
+
+def test_forked_pytest_without_work_ends() -> None:
+    ForkedPytest().close()

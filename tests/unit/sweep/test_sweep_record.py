@@ -1,0 +1,163 @@
+"""What a target's record is judged to be: above all, never a pass that nothing shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from onboard.workflow.sweep.record import LEVELS, STATUSES, TESTED, Entry, PhaseRecord, TargetRecord, judge
+from onboard.workflow.sweep.targets import Target
+
+
+def phases(*names: str) -> list[PhaseRecord]:
+    return [PhaseRecord(name=name, status="done", seconds=0.1) for name in names]
+
+
+def row(level: str, **changes: Any) -> dict[str, Any]:
+    measured = {"status": "passed", "error": 2e-7, "tolerance": 1e-5, "seconds": 0.1, "message": ""}
+    return {"name": f"test_{level}", "level": level, "block": "", "device": "cpu", **measured, **changes}
+
+
+def good() -> TargetRecord:
+    return TargetRecord(
+        target=Target(name="llama"),
+        step="test",
+        seconds=8.04,
+        architecture="LlamaForCausalLM",
+        is_causal=True,
+        missing=[],
+        phases=phases("gather", "survey", "analyze", "generate", "test"),
+        lines=189,
+        tests=[row(level) for level in TESTED],
+    )
+
+
+def failed(record: TargetRecord, name: str, error: str, **changes: Any) -> None:
+    """End the record in a phase."""
+    names = [phase.name for phase in record.phases]
+    bad = PhaseRecord(name=name, status="failed", seconds=0.1, error=error, **changes)
+    record.phases = [*record.phases[: names.index(name)], bad]
+    if name != "test":
+        record.tests, record.lines = [], None
+
+
+def test_everything_measured_is_a_pass() -> None:
+    entry = judge(good(), "test")
+    assert (entry.status, entry.level, entry.reason) == ("pass", "cached_decode", "")
+    assert list(entry.levels) == list(LEVELS)
+    assert set(entry.levels.values()) == {"passed"}
+    assert entry.errors == dict.fromkeys(TESTED, 2e-7)
+    assert (entry.lines, entry.seconds) == (189, 8.0)
+
+
+def without(level: str) -> Callable[[TargetRecord], None]:
+    return lambda record: setattr(record, "tests", [test for test in record.tests if test["level"] != level])
+
+
+def with_row(level: str, **changes: Any) -> Callable[[TargetRecord], None]:
+    """One more test of a level, among those that are fine."""
+    return lambda record: record.tests.append(row(level, **changes))
+
+
+BREAKS: dict[str, Callable[[TargetRecord], None]] = {
+    **{f"no {level} test": without(level) for level in TESTED},
+    **{f"a skipped {level} test": with_row(level, status="skipped", error=None) for level in TESTED},
+    **{f"a failed {level} test": with_row(level, status="failed", error=0.3) for level in TESTED},
+    "a test that compared nothing": with_row("model", error=None),
+    "a NaN": with_row("model", error=math.nan),
+    "an error that only the test allows": with_row("model", error=2e-5, tolerance=0.05),
+    "a negative error": with_row("model", error=-1.0),
+    "no test at all": lambda record: setattr(record, "tests", []),
+    "no phase": lambda record: setattr(record, "phases", []),
+    "no analysis": lambda record: setattr(record, "phases", phases("gather", "generate", "test")),
+    "no generation": lambda record: setattr(record, "phases", phases("gather", "analyze", "test")),
+    "it stopped before the end": lambda record: setattr(record, "phases", record.phases[:-1]),
+    "a phase was only planned": lambda record: setattr(record.phases[-1], "status", "planned"),
+    "a phase took an old result": lambda record: setattr(record.phases[-1], "status", "skipped"),
+    "the test phase failed": lambda record: failed(record, "test", "pytest died"),
+    "the time was over": lambda record: setattr(record, "end", "timeout"),
+    "a signal killed it": lambda record: setattr(record, "end", "killed"),
+    "it died": lambda record: setattr(record, "end", "lost"),
+    "nobody knows whether it is causal": lambda record: setattr(record, "is_causal", None),
+    "it is not causal": lambda record: setattr(record, "is_causal", False),
+    "a kind of layer is not in the checkpoint": lambda record: setattr(record, "missing", ["LlamaMoE"]),
+    "nobody compared the kinds of layers": lambda record: setattr(record, "missing", None),
+    "no checkpoint": lambda record: setattr(record, "error", "cannot be built"),
+    "no architecture": lambda record: setattr(record, "architecture", ""),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_one_thing_amiss_is_no_pass_and_says_why(name: str) -> None:
+    record = good()
+    BREAKS[name](record)
+    entry = judge(record, "test")
+    assert entry.status != "pass"
+    assert entry.status in STATUSES
+    assert entry.reason
+
+
+def test_phases_beyond_the_tests_count_when_they_are_asked_for() -> None:
+    record = good()
+    assert judge(record, "run").status == "fail"
+    record.phases = [*record.phases, *phases("review", "register", "run")]
+    assert judge(record, "run").status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("phase", "changes", "status", "level"),
+    [
+        ("analyze", {}, "refused", "checkpoint"),
+        ("analyze", {"internal": True}, "fail", "checkpoint"),
+        ("generate", {}, "refused", "analyze"),
+        ("generate", {"proving": True}, "fail", "generate"),
+        ("generate", {"internal": True}, "fail", "analyze"),
+        ("generate", {"internal": True, "proving": True}, "fail", "generate"),
+    ],
+)
+def test_where_it_stopped(phase: str, changes: dict[str, bool], status: str, level: str) -> None:
+    record = good()
+    failed(record, phase, "model.norm (LlamaRMSNorm) differs", **changes)
+    entry = judge(record, "test")
+    assert (entry.status, entry.level) == (status, level)
+    assert entry.reason == f"{phase}: model.norm (LlamaRMSNorm) differs"
+
+
+def test_the_first_block_that_failed_is_named_bottom_up() -> None:
+    record = good()
+    record.tests[:0] = [
+        row("model", status="failed", error=0.2),
+        row("layer", block="model.layers.1", status="failed", error=0.4),
+        row("block", block="model.layers.1.mlp", status="failed", error=0.5),
+        row("block", block="model.norm", status="passed", error=3e-7),
+    ]
+    failed(record, "test", "test_block failed")
+    entry = judge(record, "test")
+    assert (entry.status, entry.level, entry.block) == ("fail", "prove", "model.layers.1.mlp")
+    assert entry.errors["block"] == 0.5
+    assert {entry.levels[level] for level in ("block", "layer", "model")} == {"failed"}
+    assert {entry.levels[level] for level in ("export", "cached_decode")} == {"passed"}
+
+
+def test_a_skipped_level_is_shown_as_such() -> None:
+    record = good()
+    without("export")(record)
+    entry = judge(record, "test")
+    assert entry.levels["export"] == "skipped"
+    assert (entry.status, entry.level, entry.reason) == ("fail", "model", "the level export was skipped")
+
+
+def test_a_gpu_has_limits_of_its_own() -> None:
+    record = good()
+    record.tests += [row(level, device="cuda", error=4e-3, tolerance=0.05) for level in TESTED]
+    assert judge(record, "test").status == "pass"
+    record.tests.append(row("model", device="cuda", error=0.06, tolerance=0.05))
+    assert judge(record, "test").status == "fail"
+
+
+def test_entries_survive_json() -> None:
+    entry = judge(good(), "test")
+    assert Entry.model_validate_json(entry.model_dump_json()) == entry

@@ -1,0 +1,133 @@
+"""What words on the command line stand for, and the tiny checkpoints that are made of it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import TINY
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from onboard.errors import UsageError
+from onboard.workflow.sweep.checkpoint import is_causal, make_checkpoint, missing_classes
+from onboard.workflow.sweep.options import options
+from onboard.workflow.sweep.targets import Target, causal_types, check_types, resolve
+
+
+def test_all_types_of_transformers() -> None:
+    types = causal_types()
+    assert types == sorted(set(types))
+    assert len(types) > 150
+    assert {"llama", "gpt2", "mamba", "deepseek_v3", "bart"} <= set(types)
+
+
+def test_a_file_names_types_and_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **TINY}))
+    names = tmp_path / "names.txt"
+    names.write_text(f"# families\ngpt2\n\n{folder}  # ours\ngpt2\n")
+    targets = resolve(["llama", str(names), "llama"], tmp_path)
+    assert [target.name for target in targets] == ["llama", "gpt2", str(folder)]
+    assert [target.config is None for target in targets] == [True, True, False]
+    assert len({target.folder for target in targets}) == 3
+
+
+@pytest.mark.parametrize("word", ["lama", "no-such-model"])
+def test_an_unknown_word_is_refused(word: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"'{word}' is neither a model type nor a model"):
+        resolve([word], tmp_path)
+
+
+def test_an_unknown_type_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(UsageError, match="Did you mean 'llama'"):
+        check_types(["gpt2", "lama"])
+
+
+def test_folders_are_safe_and_apart(tmp_path: Path) -> None:
+    names = ["../../etc", "a/b", "a-b", "a.b", "..", "é", "e"]
+    folders = [Target(name=name).folder for name in names] + [Target(name="e", variant="options").folder]
+    assert len(set(folders)) == len(folders)
+    for folder in folders:
+        assert (tmp_path / folder).resolve().parent == tmp_path.resolve()
+        assert folder not in (".", "..")
+
+
+def test_a_checkpoint_is_random_everywhere_and_loads_again(tmp_path: Path) -> None:
+    seed = secrets.randbelow(2**31)
+    print(f"seed {seed}")
+    made = make_checkpoint(Target(name="qwen2"), tmp_path / "one", seed)
+    make_checkpoint(Target(name="qwen2"), tmp_path / "two", seed + 1)
+    assert (made.architecture, made.is_causal) == ("Qwen2ForCausalLM", True)
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert tensor.unique().numel() > 1, name
+        assert not torch.equal(tensor, second[name]), name
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "one").state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in first.items())
+
+
+@pytest.mark.parametrize("name", ["bert", "bart"])
+def test_a_class_that_serves_encoders_too_is_saved_as_a_decoder(name: str, tmp_path: Path) -> None:
+    assert make_checkpoint(Target(name=name), tmp_path / name).is_causal
+    saved = json.loads((tmp_path / name / "config.json").read_text())
+    assert (saved["is_decoder"], saved.get("is_encoder_decoder", False)) == (True, False)
+
+
+def test_a_model_that_looks_ahead_or_rolls_dice_is_not_causal() -> None:
+    config = AutoConfig.for_model("bert", **TINY, is_decoder=False)
+    bidirectional = AutoModelForCausalLM.from_config(config).eval()
+    assert not is_causal(_larger_vocabulary(bidirectional))
+    dropout = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **TINY, attention_dropout=0.5))
+    assert is_causal(_larger_vocabulary(dropout.eval()))
+    assert not is_causal(_larger_vocabulary(dropout.train()))
+
+
+def _larger_vocabulary(model: nn.Module) -> nn.Module:
+    model.resize_token_embeddings(140)
+    return model
+
+
+def test_a_class_that_shrinking_lost_is_found() -> None:
+    config = AutoConfig.for_model("qwen2_moe")
+    sparse, dense = ({**TINY, "mlp_only_layers": layers, "num_experts": 4} for layers in ([], [0, 1]))
+    for fields, missing in ((sparse, False), (dense, True)):
+        tiny = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2_moe", **fields))
+        assert ("Qwen2MoeSparseMoeBlock" in missing_classes(config, tiny)) is missing
+
+
+def test_options_are_what_the_defaults_leave_off() -> None:
+    changes = {key: value for option in options(AutoConfig.for_model("llama")) for key, value in option.changes.items()}
+    assert changes["attention_bias"] is True
+    assert changes["mlp_bias"] is True
+    assert changes["tie_word_embeddings"] is True
+    assert changes["num_key_value_heads"] == 16
+    assert changes["rope_parameters"]["rope_type"] == "linear"
+    windowed = {option.name: option.changes for option in options(AutoConfig.for_model("qwen2"))}["sliding window"]
+    assert windowed["use_sliding_window"] is True
+
+
+def test_the_second_variant_has_the_options_and_runs(tmp_path: Path) -> None:
+    made = make_checkpoint(Target(name="llama", variant="options"), tmp_path / "llama")
+    assert made.is_causal
+    assert {"attention_bias=True", "mlp_bias=True", "grouped heads", "rope scaling"} <= {*made.options}
+    assert not set(made.options) & made.refused.keys()
+    tensors = load_file(tmp_path / "llama" / "model.safetensors")
+    assert "model.layers.0.self_attn.q_proj.bias" in tensors
+    assert "lm_head.weight" not in tensors  # tied
+    config = json.loads((tmp_path / "llama" / "config.json").read_text())
+    assert config["num_key_value_heads"] < config["num_attention_heads"]
+    assert config["rope_parameters"]["rope_type"] == "linear"
+
+
+def test_a_checkpoint_of_a_given_config_keeps_what_the_config_says(tmp_path: Path) -> None:
+    config = {"model_type": "llama", **TINY, "attention_bias": True, "rms_norm_eps": 3e-3}
+    make_checkpoint(Target(name="mine", config=config), tmp_path / "mine")
+    saved = json.loads((tmp_path / "mine" / "config.json").read_text())
+    assert (saved["attention_bias"], saved["rms_norm_eps"]) == (True, 3e-3)
