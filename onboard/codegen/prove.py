@@ -22,7 +22,7 @@ from torch.export import Dim
 from onboard import modeling
 from onboard.analysis.recorder import ModuleCall, first_tensor, modules_recorded, rmse_ratio
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.tiny import build_tiny, load_config, prompt, prompts
+from onboard.analysis.tiny import build_tiny, load_config, one_line, prompt, prompts
 from onboard.errors import OnboardError
 from onboard.graph.expert_weights import separate_experts
 from onboard.ops.rope import complex_freqs
@@ -84,6 +84,8 @@ def _same_weights(model_class: type[nn.Module], reference: nn.Module) -> nn.Modu
     except AssertionError as error:
         text = str(error).removeprefix("not covered: ")
         raise OnboardError(f"the generated file does not cover this config: {text}", hint="Generate it anew") from error
+    except (AttributeError, NameError, TypeError) as error:
+        raise OnboardError(f"the generated {model_class.__name__} cannot be built: {one_line(error)}") from error
     ours, theirs = model.state_dict(), separate_experts(reference)
     if missing := sorted(theirs.keys() ^ ours.keys()):
         side = "lacks" if missing[0] in theirs else "adds"

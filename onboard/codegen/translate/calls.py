@@ -149,6 +149,9 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return AttentionInterface()
         case Instance() if attr == "forward":
             return call_value(owner, args, frame)
+        case Instance() if attr == "register_buffer":
+            frame.emit(ast.Expr(plain_call(attribute(residual(owner), attr), args).expr))
+            return NONE
     return call_value(objects.get_attribute(owner, attr, frame), args, frame)
 
 

@@ -26,6 +26,11 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "lfm2": ({"layer_types": _LFM2_KINDS, "num_hidden_layers": 4}, {CONV, ATTENTION}),
     "qwen3_5_text": ({}, {CONV, DELTA, GATED, ATTENTION}),
     "olmo_hybrid": ({}, {CONV, DELTA, GATED, ATTENTION}),
+    "bamba": ({"attn_layer_indices": [1, 5]}, {CONV, SSM, GATED, ATTENTION}),
+    "granitemoehybrid": ({"layer_types": ["linear_attention", "full_attention"] * 16}, {CONV, SSM, GATED, ATTENTION}),
+    "falcon_h1": ({"ssm_multipliers": [1.5, 0.5, 0.7, 1.2, 2.0]}, {CONV, SSM, ATTENTION}),
+    "deepseek_v3": ({}, {MLA}),
+    "qwen3_next": ({}, {CONV, DELTA, GATED, ATTENTION}),
 }
 """Family -> config fields that differ from the class's defaults, canonical ops of its mixers."""
 MIXERS = {CONV, SSM, SELECTIVE, DELTA, GATED, ATTENTION, MLA}
@@ -50,7 +55,7 @@ def test_mixers_are_canonical_ops(family: str) -> None:
     _, text = _generated(family)
     assert {op for op in MIXERS if f".{op}(" in text} == FAMILIES[family][1]
     assert [word for word in ("cumsum", "conv1d_fn", "cache_params", "expand_kv", "kv_b_proj(") if word in text] == []
-    assert len(text.splitlines()) < 345
+    assert len(text.splitlines()) < 420
 
 
 @pytest.mark.parametrize(
