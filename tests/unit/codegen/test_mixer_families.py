@@ -93,3 +93,14 @@ def test_a_wrong_mixer_is_found_out(family: str, right: str, wrong: str, block: 
     assert right in text
     with pytest.raises(OnboardError, match=f"{block}.* differs from transformers"):
         prove(text.replace(right, wrong), spec, export=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "key"), [("mamba2", "group_size"), ("mamba2", "norm_before_gate"), ("minicpm3", "kv_b_proj")]
+)
+def test_a_hostile_mixer_is_refused(family: str, key: str) -> None:
+    spec = ModelSpec.from_yaml(_generated(family)[0].to_yaml())
+    block = next(block for block in spec.blocks if key in block.parameters)
+    block.parameters[key] = "self.weight); print('owned'"
+    with pytest.raises(OnboardError, match="where an identifier belongs"):
+        generate_model_file(spec)
