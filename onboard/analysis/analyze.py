@@ -212,9 +212,10 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     complex_form = ropes == {"torch_rope_with_complex_freqs"}
     longrope = "longrope" in str(parameters) or hasattr(config, "original_max_position_embeddings")
     scale = probe.scale_of(output)
+    style = "complex" if complex_form else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
     return probe.Finding(
         "rotary",
-        {"style": "complex" if complex_form else "cos_sin", "per_layer_type": per_layer_type, "longrope": longrope},
+        {"style": style, "per_layer_type": per_layer_type, "longrope": longrope},
         [f"probe: cos^2 + sin^2 = {scale:.6g}^2 everywhere", "config.json: rope_parameters"],
     )
 

@@ -172,6 +172,12 @@ def probe_rotary(output: Any) -> bool:
     return bool((radius - radius.mean()).abs().max() < 1e-4 * radius.mean().clamp(min=1e-6)) and bool(cos.std() > 0)
 
 
+def is_doubled(output: Any) -> bool:
+    """Whether cos has every angle twice, first half and second half alike."""
+    first, second = output[0].chunk(2, dim=-1)
+    return torch.equal(first, second)
+
+
 def probe_rope(call: FunctionCall) -> Finding | None:
     """Recognise a helper that applies RoPE to q and k [batch, heads, seq, dim], given cos and sin."""
     if len(call.arguments) != 4 or len(call.outputs) != 2:
