@@ -96,13 +96,13 @@ def _is_plain(form: Form, arguments: dict[str, Any]) -> bool:
 
 
 def _error(form: Form, helper: Callable[..., Any], arguments: dict[str, Any]) -> float:
-    output = helper(**arguments)
-    expected = output[0] if form.with_state else output
     turned = {key: _turn(value) if key in form.turned else value for key, value in arguments.items()}
     try:
+        output = helper(**arguments)
         actual = eval(form.expression, {"torch": torch}, turned)
-    except (RuntimeError, TypeError, ValueError):
-        return float("inf")
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return float("inf")  # another function with these parameters
+    expected = output[0] if form.with_state else output
     actual = actual.transpose(1, 2) if form.turned else actual
     return rmse_ratio(actual, expected) if actual.shape == expected.shape else float("inf")
 
