@@ -161,7 +161,7 @@ def _gated_error(module: nn.Module, eps: str, group_size: str, before: str) -> f
         expected = module(x, gate)
         size, first = (eval(item, {"self": module}) for item in (group_size, before))
         actual = torch.ops.onboard.torch_rmsnorm_gated(x, weight, gate, getattr(module, eps), size, first)
-    except (RuntimeError, TypeError, ValueError, ZeroDivisionError):
+    except (AttributeError, RuntimeError, TypeError, ValueError, ZeroDivisionError):
         return float("inf")
     same = isinstance(expected, torch.Tensor) and expected.shape == actual.shape
     return rmse_ratio(actual, expected) if same else float("inf")

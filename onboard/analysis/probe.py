@@ -51,7 +51,7 @@ def probe_norm(module: nn.Module) -> Finding | None:
 def _fit_norm(probe: nn.Module, eps: str, x: torch.Tensor) -> Finding | None:
     try:
         expected = probe(x)
-    except (TypeError, RuntimeError, ValueError):
+    except (AttributeError, TypeError, RuntimeError, ValueError):
         return None
     if not isinstance(expected, torch.Tensor) or expected.shape != x.shape:
         return None
