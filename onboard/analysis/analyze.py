@@ -12,9 +12,9 @@ import transformers
 from torch import nn
 from transformers import PretrainedConfig
 
-from onboard.analysis import probe
+from onboard.analysis import mixers, probe
 from onboard.analysis.experts import probe_experts
-from onboard.analysis.recorder import Recording, record, rmse_ratio
+from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
 from onboard.analysis.source import location, module_source
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
 from onboard.analysis.tiny import (
@@ -82,7 +82,7 @@ def _spec(
     revision: str | None,
 ) -> ModelSpec:
     source = module_source(type(tiny).__module__)
-    blocks = [*_module_blocks(tiny, recordings[0]), *_rope_blocks(tiny, recordings)]
+    blocks = [*_module_blocks(tiny, recordings[0]), *_rope_blocks(tiny, recordings), *_scan_blocks(tiny, recordings[0])]
     whole = _without_memory(full)
     kinds = _layer_kinds(whole, tiny, recordings[0], {block.class_name for block in blocks if block.kind == "experts"})
     counted = counts_positions(tiny)
@@ -187,11 +187,14 @@ def _classify(
     if module is model:
         return probe.Finding("causal_lm")
     if path in attention:
-        return probe.Finding("attention", {}, ["probe: calls the attention interface"])
+        return _attention(module)
     if calls and all(probe.probe_rotary(call.output) for call in calls):
-        return _rotary(model, module, recording, calls[0].output)
+        finding = _rotary(model, module, recording, calls[0].output)
+        return finding if finding.kind == "other" else _with_axes(finding, calls[0])
     if calls and (found := probe_experts(module, calls[0], _under(path, separate))) is not None:
         return found
+    if (gated := mixers.probe_gated_norm(module)) is not None:  # first: without a gate it is a plain norm
+        return gated
     same_class = [item for item in model.modules() if type(item) is type(module)]
     norms = [probe.probe_norm(item) for item in same_class]
     if all(norm is not None for norm in norms):
@@ -207,6 +210,20 @@ def _classify(
     if any(name.startswith(f"{path}.") for name in attention):
         return probe.Finding("model" if "." not in path else "decoder_layer")
     return probe.Finding("other")
+
+
+def _with_axes(finding: probe.Finding, call: ModuleCall) -> probe.Finding:
+    """Note whether a rotary embedding gets positions of several axes, [axes, batch, seq]."""
+    tensors = [item for item in (*call.args, *call.kwargs.values()) if isinstance(item, torch.Tensor)]
+    axes = any(item.dtype == torch.int64 and item.dim() == 3 for item in tensors)
+    finding.parameters["axes"] = axes
+    return finding
+
+
+def _attention(module: nn.Module) -> probe.Finding:
+    latent = mixers.probe_latent_attention(module)
+    expands = [f"probe: {latent['expand']} expands latents by {latent['kv_b_proj']}"] if latent else []
+    return probe.Finding("attention", dict(latent), ["probe: calls the attention interface", *expands])
 
 
 def _under(path: str, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -254,6 +271,25 @@ def _rope_blocks(model: nn.Module, recordings: list[Recording]) -> list[Block]:
         blocks[call.name] = Block(
             class_name=call.name,
             kind="rope",
+            path="",
+            source=source.location(node),
+            parameters=finding.parameters,
+            evidence=finding.evidence,
+        )
+    return list(blocks.values())
+
+
+def _scan_blocks(model: nn.Module, recording: Recording) -> list[Block]:
+    """Return a block for each helper function that is a canonical op of recurrent mixers."""
+    source = module_source(type(model).__module__)
+    blocks: dict[str, Block] = {}
+    for call in recording.helpers:
+        node = source.functions.get(call.name)
+        if node is None or call.name in blocks or (finding := mixers.probe_scan(call)) is None:
+            continue
+        blocks[call.name] = Block(
+            class_name=call.name,
+            kind=finding.kind,
             path="",
             source=source.location(node),
             parameters=finding.parameters,

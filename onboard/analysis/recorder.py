@@ -47,6 +47,15 @@ class FunctionCall:
 
 
 @dataclass
+class HelperCall:
+    """One call of a function of the modeling file: its parameters by name, without what goes into `**kwargs`."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+
+
+@dataclass
 class ModuleCall:
     """What a module got and gave."""
 
@@ -62,6 +71,7 @@ class Recording:
     logits: torch.Tensor
     attention: list[AttentionCall] = field(default_factory=list)
     functions: list[FunctionCall] = field(default_factory=list)
+    helpers: list[HelperCall] = field(default_factory=list)
     modules: dict[str, list[ModuleCall]] = field(default_factory=dict)
 
 
@@ -166,6 +176,7 @@ def _functions_recorded(module: Any, recording: Recording) -> Iterator[None]:
 def _recorded(name: str, function: Callable[..., Any], recording: Recording) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         outputs = function(*args, **kwargs)
+        recording.helpers.append(HelperCall(name, function, _bound(function, args, kwargs)))
         tensors = [item for item in args if isinstance(item, torch.Tensor)]
         if (
             isinstance(outputs, tuple)
@@ -176,3 +187,11 @@ def _recorded(name: str, function: Callable[..., Any], recording: Recording) -> 
         return outputs
 
     return wrapper
+
+
+def _bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    signature = inspect.signature(function)
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    rest = [key for key, item in signature.parameters.items() if item.kind is inspect.Parameter.VAR_KEYWORD]
+    return {key: value for key, value in bound.arguments.items() if key not in rest}

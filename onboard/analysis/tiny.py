@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from onboard.analysis.few_experts import DENSE_LAYERS, few_experts
+from onboard.analysis.tiny_mixers import shrink_mixers
 from onboard.errors import ConsentRequiredError, OnboardError
 
 VOCABULARY = 131
@@ -109,7 +110,7 @@ def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
     """Return a small config with every kind of layer that `config` has."""
     native = {name: config.attribute_map.get(name, name) for name in (*_SIZES, "num_hidden_layers")}
     values = config.to_dict()
-    heads, hidden = config.num_attention_heads, config.hidden_size
+    heads, hidden = getattr(config, "num_attention_heads", 1), config.hidden_size
     for name, size in _SIZES.items():
         if values.get(native[name]) is not None:
             values[native[name]] = size
@@ -121,7 +122,8 @@ def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
         if values.get(name) is not None:
             values[name] = _TOKEN_IDS.index(name)
     values |= few_experts(values)
-    _keep_layer_kinds(values, native["num_hidden_layers"])
+    shrink_mixers(values, config.to_dict())
+    _keep_layer_kinds(values, native["num_hidden_layers"], config.num_hidden_layers)
     head_dim = values.get("head_dim") or 16
     values = _shrink_rope(values, head_dim)
     try:
@@ -223,9 +225,8 @@ def _kv_heads(kv_heads: int, heads: int) -> int:
     return {heads: 4, 1: 1}.get(kv_heads, 2)
 
 
-def _keep_layer_kinds(values: dict[str, Any], layers_key: str) -> None:
+def _keep_layer_kinds(values: dict[str, Any], layers_key: str, layers: int) -> None:
     """Keep the first layer of each kind, at least two layers; per-layer lists are cut to the kept layers."""
-    layers = values[layers_key]
     lists = {key: value for key, value in values.items() if isinstance(value, list | tuple) and len(value) == layers}
     dense = {key: value for key in DENSE_LAYERS if type(value := values.get(key)) is int}
     kinds: dict[str, int] = {}
@@ -242,7 +243,8 @@ def _keep_layer_kinds(values: dict[str, Any], layers_key: str) -> None:
         values[key] = [value[index] for index in kept]
     for key, count in dense.items():
         values[key] = sum(index < count for index in kept)
-    values[layers_key] = len(kept)
+    if layers_key in values:  # some configs count a list's entries instead
+        values[layers_key] = len(kept)
 
 
 def _shrink_rope(value: Any, head_dim: int) -> Any:

@@ -12,6 +12,7 @@ _CLASSES = {
     "causal_lm": "The model with a language modeling head.",
     "embedding": "Token embedding, [batch, seq] to [batch, seq, hidden].",
     "layernorm": "Layer norm over the last dimension.",
+    "gated_rmsnorm": "Root-mean-square norm over groups of channels, with a SiLU gate.",
     "l2norm": "Scales the last dimension to length one.",
 }
 _FORWARDS = {

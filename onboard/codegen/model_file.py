@@ -78,10 +78,12 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     model = build_tiny(load_config(spec.config))
     if type(model).__name__ != spec.architecture:
         raise OnboardError(f"the spec says {spec.architecture}, its config {type(model).__name__}")
-    kinds = (*NORMS, "rotary", experts.KIND)
+    kinds = (*NORMS, "gated_rmsnorm", "rotary", experts.KIND)
     recognised = {b.class_name: Recognised(b.kind, b.parameters) for b in spec.blocks if b.kind in kinds}
     ropes = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "rope"}
-    return Translator(model, recognised, ropes), model
+    scans = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "scan"}
+    latents = {b.class_name: b.parameters for b in spec.blocks if b.kind == "attention" and b.parameters.get("expand")}
+    return Translator(model, recognised, ropes, scans, latents), model
 
 
 def _check_identifiers(spec: ModelSpec) -> None:
@@ -90,9 +92,19 @@ def _check_identifiers(spec: ModelSpec) -> None:
         names += [item.class_name, *map(str, (item.parameters.get("eps", "eps"), item.parameters.get("op", "op")))]
         names += [str(item.parameters.get(key, "None")).removeprefix("self.") for key in ("weight", "bias")]
         names += experts.identifiers(item.parameters) if item.kind == experts.KIND else []
+        names += [str(item.parameters.get(key, key)) for key in ("expand", "kv_b_proj")]
+        names += _attributes(item.parameters)
     for name in names:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name.replace("-", "_")):
             raise OnboardError(f"the spec has {name!r} where an identifier belongs")
+
+
+def _attributes(parameters: dict[str, Any]) -> list[str]:
+    """Return what names attributes in a gated norm's expressions, without what is written around these."""
+    group_size = str(parameters.get("group_size", "self.x")).removeprefix("self.weight.shape[0] // ")
+    whole = group_size == "self.weight.shape[0]"
+    before = str(parameters.get("norm_before_gate", "self.x"))
+    return ["x" if whole else group_size.removeprefix("self."), before.removeprefix("self.")]
 
 
 def _plain(text: str | None) -> str:

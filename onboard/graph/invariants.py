@@ -54,8 +54,20 @@ def _weights_are_real(module: nn.Module, context: TransformContext) -> None:
 def _attention_is_cached(module: nn.Module, context: TransformContext) -> None:
     if not any(entry.key == "insert_cached_attention" and entry.enabled for entry in context.history):
         return
+    _recurrences_are_cached(module)
     if left := uncached_attention(module):
         context.facts.append(f"{len(left)} attention calls have no cache, for example {left[0].name}")
+
+
+def _recurrences_are_cached(module: nn.Module) -> None:
+    """Refuse mixers without a cached form: over a row of several sequences they would mix these up."""
+    for _, gm in graph_modules(module):
+        if left := nodes_of(gm, *(getattr(torch.ops.onboard, name) for name in _UNCACHED)):
+            op = str(left[0].target).removeprefix("onboard.").removesuffix(".default")
+            raise OnboardError(
+                f"{len(left)} calls of {op} have no cached form, so the model cannot generate yet",
+                hint="Its model file and equivalence tests are complete; run another architecture",
+            )
 
 
 def uncached_attention(module: nn.Module) -> list[fx.Node]:
@@ -63,6 +75,9 @@ def uncached_attention(module: nn.Module) -> list[fx.Node]:
     canonical = (torch.ops.onboard.torch_attention, torch.ops.onboard.torch_attention_sdpa)
     return [node for _, gm in graph_modules(module) for node in (*nodes_of(gm, *canonical), *_plain_attention(gm))]
 
+
+_UNCACHED = ("torch_mla", "torch_ssm", "torch_selective_scan", "torch_causal_conv1d", "torch_gated_delta_rule")
+"""Canonical ops that carry something from token to token, and for which no transform has put in a cached op."""
 
 _CHECKS: dict[Stages, Callable[[nn.Module, TransformContext], None]] = {
     Stages.PATTERN_MATCHER: _attention_is_canonical,

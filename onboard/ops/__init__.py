@@ -6,6 +6,10 @@
 | `torch_rope_with_explicit_cos_sin`, `torch_rope_with_complex_freqs`, `torch_rope_with_qk_interleaving` | `rope.py` |
 | `torch_rmsnorm`, `torch_l2norm`, `torch_layernorm` | `norm.py` |
 | `torch_linear_simple`, `torch_swiglu_mlp` | `linear.py` |
+| `torch_mla` | `mla.py` |
+| `torch_causal_conv1d` | `causal_conv.py` |
+| `torch_ssm`, `torch_selective_scan`, `torch_rmsnorm_gated` | `ssm.py` |
+| `torch_gated_delta_rule` | `delta_rule.py` |
 | `torch_moe` | `moe.py` |
 | `gather_logits_before_lm_head` | `gather.py` |
 | `torch_cached_attention` | `cached_attention.py` |
@@ -25,13 +29,26 @@ from __future__ import annotations
 
 import importlib.util
 
-from onboard.ops import attention, cached_attention, fused, gather, linear, moe, norm, rope  # noqa: F401  (registers)
+from onboard.ops import (  # noqa: F401  (registers)
+    attention,
+    cached_attention,
+    causal_conv,
+    delta_rule,
+    fused,
+    gather,
+    linear,
+    mla,
+    moe,
+    norm,
+    rope,
+    ssm,
+)
 from onboard.ops.library import op_sources
 
 if importlib.util.find_spec("triton") is not None:
     from onboard.ops import triton  # noqa: F401  (registers)
 
-_CANONICAL = (attention, linear, moe, norm, rope)
+_CANONICAL = (attention, causal_conv, delta_rule, linear, mla, moe, norm, rope, ssm)
 
 
 def has_triton() -> bool:

@@ -43,8 +43,12 @@ def forward(recognised: Recognised, node: ast.FunctionDef, source: ModuleSource)
     if recognised.kind == "rotary":
         form = COMPLEX if recognised.parameters["style"] == COMPLEX else None
         return Routine(node, source, inputs, [], Hole(0, form), 1)
-    inputs = experts.inputs(recognised.parameters, inputs) if recognised.kind == experts.KIND else inputs[:1]
-    text = render(f"model/{recognised.kind}.py.j2", **{"x": inputs[0], **recognised.parameters})
+    if recognised.kind == experts.KIND:
+        inputs = experts.inputs(recognised.parameters, inputs)
+    else:
+        inputs = inputs[:2] if recognised.kind == "gated_rmsnorm" else inputs[:1]
+    fields = {"x": inputs[0], "gate": inputs[-1], **recognised.parameters}
+    text = render(f"model/{recognised.kind}.py.j2", **fields)
     body = ast.parse(text).body
     for statement in body:
         statement.lineno = 0

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
-from onboard.codegen.translate import canonical, objects, scores
+from onboard.codegen.translate import canonical, latent, objects, recurrent, scores
 from onboard.codegen.translate.values import (
     NONE,
     POSITIONS,
@@ -30,6 +30,7 @@ from onboard.codegen.translate.values import (
     MaskMaker,
     Method,
     ModuleList,
+    PaddingMask,
     Self,
     Super,
     Untranslatable,
@@ -121,10 +122,10 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             return scores.softmax(args.positional[0]) or plain_call(callee.expr, args)
         case Instance():
             return frame.translator.call_module(callee, args, frame)
-        case MaskMaker():
-            return Mask()
+        case MaskMaker(padding=padding):
+            return PaddingMask() if padding else Mask()
         case AttentionInterface():
-            return canonical.attention(args)
+            return latent.attention(args) or canonical.attention(args)
         case Method(owner=owner, name=attr):
             return _call_method(owner, attr, args, frame)
         case Code(expr=expr, static=static):
@@ -154,6 +155,9 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return AttentionInterface()
         case Instance() if attr == "forward":
             return call_value(owner, args, frame)
+        case Instance() if attr == "register_buffer":
+            frame.emit(ast.Expr(plain_call(attribute(residual(owner), attr), args).expr))
+            return NONE
     return call_value(objects.get_attribute(owner, attr, frame), args, frame)
 
 
@@ -174,6 +178,8 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
         return owner
     if attr == "permute" and known == [0, 2, 1, 3] and len(args.positional) == 4:
         return Code(owner.expr, transposed=not owner.transposed)
+    if attr in ("view", "reshape") and (swapped := _single_head(owner, attr, args)) is not None:
+        return swapped
     if attr == "contiguous" and (owner.transposed or _is_reshaped(owner.expr)):
         return owner
     if attr == "to" and len(args.positional) == 1 and not args.keywords and _is_device(args.positional[0]):
@@ -194,6 +200,15 @@ def _is_float32(args: Args) -> bool:
 
 def _cast(owner: Code, attr: str, args: Args) -> Code:
     return Code(plain_call(attribute(owner.expr, attr), args).expr, transposed=owner.transposed)
+
+
+def _single_head(owner: Code, attr: str, args: Args) -> Code | None:
+    """Return `x.view(batch, 1, sequence, size)` as the transposed `x.view(batch, sequence, 1, size)`."""
+    match args.positional:
+        case [batch, Known(value=1) as head, sequence, size] if not owner.transposed and not args.keywords:
+            turned = Args([batch, sequence, head, size], {}, [])
+            return Code(plain_call(attribute(owner.expr, attr), turned).expr, transposed=True)
+    return None
 
 
 def _is_device(value: Value) -> bool:
@@ -217,6 +232,8 @@ def _mapping_method(owner: Mapping, attr: str, args: Args, frame: Frame) -> Valu
     default = args.positional[1] if len(args.positional) > 1 else NONE
     if attr == "copy":
         return Mapping(dict(owner.items))
+    if attr == "get" and key is None and owner.items and all(isinstance(v, Mask) for v in owner.items.values()):
+        return PaddingMask()
     if attr in ("get", "pop") and isinstance(key, str):
         value = owner.items.get(key, default)
         if attr == "pop":
@@ -248,12 +265,18 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return Known(True)  # generated code is made for export
     if (handler := _BUILTINS.get(obj) if isinstance(obj, type) or callable(obj) else None) is not None:
         return handler(expr, args, frame)
+    if getattr(obj, "__module__", None) == "transformers.initialization":
+        return NONE  # weights come from a checkpoint
     if objects.is_output(obj):
         return objects.output(obj, args.positional, args.keywords)
     if objects.is_module(obj):
         return _construct(obj, expr, args, frame)
     if (op := frame.translator.rope_op(obj)) is not None:
         return canonical.rope(obj, op, args)
+    if (form := recurrent.form_of(obj, frame)) is not None:
+        return recurrent.scan(obj, form, args)
+    if latent.names_of(frame) and (parts := latent.rearranged(obj, expr, args)) is not None:
+        return parts
     if frame.translator.is_helper(obj):
         return frame.translator.call_function(obj, args, frame)
     static = args.static() and not _is_torch(obj)

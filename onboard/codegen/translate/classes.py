@@ -16,7 +16,7 @@ from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny import counts_positions
-from onboard.codegen.translate import blocks, cleanup, experts, objects
+from onboard.codegen.translate import blocks, cleanup, experts, latent, objects
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
@@ -29,7 +29,7 @@ from onboard.codegen.translate.facts import (
     same_fact,
 )
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.results import finish_returns
+from onboard.codegen.translate.results import finish_returns, same_call
 from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
     NONE,
@@ -37,7 +37,6 @@ from onboard.codegen.translate.values import (
     Config,
     Env,
     Instance,
-    Items,
     Known,
     Made,
     Mapping,
@@ -51,8 +50,6 @@ from onboard.codegen.translate.values import (
     fill,
     name,
     residual,
-    same,
-    same_code,
     untransposed,
 )
 
@@ -68,15 +65,24 @@ class Translator:
         model: a tiny instance; it decides branches of which only one side has a translation.
         recognised: what the analysis found: class name -> how its block is generated.
         rope_ops: helper function name -> canonical op.
+        scans: helper function name -> canonical op of a recurrent mixer.
+        latents: class name of latent attention -> what `analysis.mixers.probe_latent_attention` found.
     """
 
     def __init__(
-        self, model: nn.Module, recognised: MappingABC[str, blocks.Recognised], rope_ops: MappingABC[str, str]
+        self,
+        model: nn.Module,
+        recognised: MappingABC[str, blocks.Recognised],
+        rope_ops: MappingABC[str, str],
+        scans: MappingABC[str, str] | None = None,
+        latents: MappingABC[str, MappingABC[str, str]] | None = None,
     ) -> None:
         self.model = model
         self.config: Any = model.config
         self.recognised = recognised
         self.rope_ops = rope_ops
+        self.scans = scans or {}
+        self.latents = latents or {}
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.reset()
 
@@ -178,11 +184,19 @@ class Translator:
         if torch_classes:
             raise Untranslatable(f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}")
         routines = [self._method(state, "forward", args) for state in self.reached(module)]
+        self._share_parameters(routines, args)
         keeps_order = self._keeps_order(module, args)
         results = [self._result(module.expr, r, _all_bound(r.node, args), keeps_order) for r in routines]
-        if not all(_same_call(results[0], result) for result in results):
+        if not all(same_call(results[0], result) for result in results):
             raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
         return results[0]
+
+    def _share_parameters(self, routines: list[Routine], args: Args) -> None:
+        """What one class of a module that may be of several needs, the others take, too, where they can."""
+        parameters = list(dict.fromkeys(key for routine in routines for key in routine.parameters))
+        if all(set(bind(routine.node, args, method=True)[0]).issuperset(parameters) for routine in routines):
+            for routine in routines:
+                routine.parameters = parameters
 
     def _call_torch_module(self, module: Instance, args: Args) -> Value:
         match args.positional:
@@ -206,6 +220,8 @@ class Translator:
             return call_value(value, args, frame)
         if attr == "register_buffer" and frame.kind == "init":
             return self._register_buffer(args, frame)
+        if (names := latent.names_of(frame)) is not None and names["expand"] == attr:
+            return latent.expand(names, args)
         found = find_method(state.cls, attr)
         if found is None or found[0].__module__.startswith("transformers.modeling_utils"):
             return NONE  # checks and bookkeeping of transformers' base class
@@ -215,6 +231,9 @@ class Translator:
             self._execute_inside(*found, args, frame)
             return NONE
         routine = self._method(state, attr, args)
+        if not routine.body:
+            del state.methods[attr]  # nothing is left to call
+            return routine.shape
         static = "staticmethod" in {ast.unparse(item) for item in found[1].decorator_list}
         bound, rest = bind(routine.node, args, method=not static)
         return self._result(attribute(name("self"), attr), routine, rest | bound, False)
@@ -386,16 +405,6 @@ def _all_bound(node: ast.FunctionDef, args: Args) -> dict[str, Value]:
     """Return what a call of a forward passes, by name, `**kwargs` too."""
     bound, rest = bind(node, args, method=True)
     return rest | bound
-
-
-def _same_call(first: Value, second: Value) -> bool:
-    """Whether two classes' forwards are called by the same code and give results of one shape."""
-    match first, second:
-        case Result(), Result():
-            return same_code(first.expr, second.expr) and same(first.shape, second.shape)
-        case Items(items=a), Items(items=b):
-            return len(a) == len(b) and all(map(_same_call, a, b))
-    return same(first, second)
 
 
 def _defaults(node: ast.FunctionDef, frame: Frame) -> dict[str, Value]:

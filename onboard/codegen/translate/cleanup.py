@@ -88,7 +88,10 @@ def _dead_in(statement: ast.stmt, live: set[str]) -> ast.stmt | None:
         case ast.AugAssign(target=target):
             live.update(places_written(target))  # in place: what it changes may have another name that is read
         case ast.Expr(
-            value=ast.Call(func=ast.Attribute(attr="register_buffer"), args=[ast.Constant(value=str() as key), *_])
+            value=ast.Call(
+                func=ast.Attribute(value=ast.Name(id="self"), attr="register_buffer"),
+                args=[ast.Constant(value=str() as key), *_],
+            )
         ):
             if f"self.{key}" not in live:
                 return None

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from onboard.codegen.translate import calls, objects, scores
+from onboard.codegen.translate.comprehensions import comprehension
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     COMPLEX,
     NONE,
     POSITIONS,
     Code,
-    Env,
     Global,
     Half,
     Instance,
@@ -27,6 +27,7 @@ from onboard.codegen.translate.values import (
     MaskMaker,
     ModuleList,
     Output,
+    PaddingMask,
     Result,
     Untranslatable,
     Value,
@@ -155,6 +156,10 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             values = list(entries.values())
             if values and all(same(value, values[0]) for value in values):
                 return values[0]
+            if values and all(isinstance(value, Mask) for value in values):
+                return PaddingMask()
+        case Output(fields=fields), Known(value=int() as position):
+            return [value for value in fields.values() if not same(value, NONE)][position]
         case ModuleList(made=made), _:
             return Instance(made, ast.Subscript(owner.expr, residual(index), ast.Load()))
         case Code(form=str() as form), Items(items=(Known(value=None), *_)) if form == POSITIONS:
@@ -297,6 +302,8 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
     if isinstance(left, Known) and isinstance(right, Known):
         return Known(_COMPARE[type(op)](left.value, right.value))
     if isinstance(op, ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
+        if isinstance(left, PaddingMask):
+            return Known(isinstance(op, ast.Is))
         optional = isinstance(left, Instance) and left.optional
         if optional:
             return Code(ast.Compare(residual(left), [op], [residual(right)]), static=True)
@@ -318,6 +325,10 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     body, orelse = evaluate(node.body, frame), evaluate(node.orelse, frame)
     if same(body, orelse):
         return body
+    if isinstance(body, Mask) and isinstance(orelse, Mask):
+        return PaddingMask()
+    if is_static(test) and (is_rotary(body) or is_rotary(orelse)):
+        return _with_or_without_rope(node, test, body, orelse, frame)
     expr = ast.IfExp(residual(test), residual(body), residual(orelse))
     match body, orelse:
         case Instance(made=first), Instance(made=second):
@@ -327,6 +338,19 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
         case (Code(transposed=True), _) | (_, Code(transposed=True)):
             return Code(expr)
     return Code(expr, is_static(test) and is_static(body) and is_static(orelse))
+
+
+def is_rotary(value: Value) -> bool:
+    """Whether a value is a module that makes RoPE's tables."""
+    return isinstance(value, Instance) and all(hasattr(cls, "compute_default_rope_parameters") for cls in value.classes)
+
+
+def _with_or_without_rope(node: ast.IfExp, test: Value, body: Value, orelse: Value, frame: Frame) -> Value:
+    """Take this config's side: with and without RoPE are two models."""
+    chosen = frame.translator.decide(node.test, test, frame)
+    expr = residual(test)
+    frame.translator.guard(expr if chosen else ast.UnaryOp(ast.Not(), expr), frame)
+    return body if chosen else orelse
 
 
 def _sequence(node: ast.Tuple | ast.List, frame: Frame) -> Value:
@@ -393,28 +417,6 @@ def _lambda(node: ast.Lambda, frame: Frame) -> Value:
     raise Untranslatable(f"Lambda at {frame.source.location(node)}")
 
 
-def _comprehension(node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Value:
-    """Return a comprehension with one loop; a list of modules is recognised by its element."""
-    generator = node.generators[0]
-    if len(node.generators) > 1:
-        raise Untranslatable(f"a nested comprehension at {frame.source.location(node)}")
-    iterable = evaluate(generator.iter, frame)
-    env = Env(dict(frame.env.values))
-    for target in ast.walk(generator.target):
-        if isinstance(target, ast.Name):
-            env.values[target.id] = Code(name(target.id), is_static(iterable))
-    with frame.branch(env) as statements:
-        element = evaluate(node.elt, frame)
-        tests = [residual(evaluate(item, frame)) for item in generator.ifs]
-    if statements:
-        raise Untranslatable(f"a comprehension with statements at {frame.source.location(node)}")
-    loop = ast.comprehension(generator.target, residual(iterable), tests, 0)
-    expr = type(node)(residual(element), [loop])
-    if isinstance(element, Instance):
-        return ModuleList(element.made, expr)
-    return Code(expr, is_static(iterable) and is_static(element))
-
-
 _NODES: dict[type[ast.expr], Callable[[Any, Frame], Value]] = {
     ast.Constant: _constant,
     ast.Name: _name,
@@ -433,6 +435,6 @@ _NODES: dict[type[ast.expr], Callable[[Any, Frame], Value]] = {
     ast.JoinedStr: _formatted,
     ast.NamedExpr: _walrus,
     ast.Lambda: _lambda,
-    ast.ListComp: _comprehension,
-    ast.GeneratorExp: _comprehension,
+    ast.ListComp: comprehension,
+    ast.GeneratorExp: comprehension,
 }

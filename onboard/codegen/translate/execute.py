@@ -20,6 +20,7 @@ from onboard.codegen.translate.values import (
     Mapping,
     Mask,
     ModuleList,
+    PaddingMask,
     Untranslatable,
     Value,
     attribute,
@@ -198,6 +199,8 @@ def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
         merged = {**second, **first}
         if all(same(first[item], second[item]) for item in first.keys() & second.keys()):
             return Mapping(merged)
+    if all(isinstance(value, Mask) for value in values):
+        return PaddingMask()
     if key.startswith("self."):
         path = attribute(name("self"), key.removeprefix("self."))
         modules = [value for value in values if isinstance(value, Instance)]
@@ -222,6 +225,9 @@ def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
 
 def _for(node: ast.For, frame: Frame) -> str | None:
     """Execute a loop body until what is known at its start holds at its end, too."""
+    if (filled := _filled_list(node, frame)) is not None:
+        store(*filled, frame, node)
+        return None
     iterable, element = _iteration(node.iter, frame)
     for _ in range(20):
         start = frame.env
@@ -243,6 +249,17 @@ def _for(node: ast.For, frame: Frame) -> str | None:
         for key in changed if not masks else []:
             _widen(key, frame, node)
     raise Untranslatable(f"a loop without a fixed point at {frame.source.location(node)}")
+
+
+def _filled_list(node: ast.For, frame: Frame) -> tuple[ast.expr, Value] | None:
+    """Return the list and its value when a loop does nothing but append to an empty one."""
+    match node.body:
+        case [ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=variable), attr="append"), args=[item]))]:
+            known = frame.env.values.get(variable)
+            if isinstance(known, Items) and not known.items:
+                loop = ast.comprehension(node.target, node.iter, [], 0)
+                return name(variable, store=True), evaluate(ast.copy_location(ast.ListComp(item, [loop]), node), frame)
+    return None
 
 
 def _changed(target: ast.expr, start: Env, end: Env) -> list[str]:

@@ -13,6 +13,7 @@ from onboard.codegen.translate.values import (
     Items,
     Known,
     Mask,
+    PaddingMask,
     Untranslatable,
     Value,
     name,
@@ -73,6 +74,8 @@ def join_facts(old: Value, new: Value) -> Value:
     """Return what holds for both of two uses."""
     if same_fact(old, new):
         return old
+    if isinstance(old, Mask) and isinstance(new, Mask):
+        return PaddingMask()
     if isinstance(old, Code) and isinstance(new, Code) and old.form != new.form and COMPLEX in (old.form, new.form):
         raise Untranslatable("an argument that is a complex RoPE table here and something else there")
     static = all(isinstance(item, Known | Config) or (isinstance(item, Code) and item.static) for item in (old, new))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate.scores import Scores
-from onboard.codegen.translate.values import Code, Env, Items, Mapping, Output, Value, name
+from onboard.codegen.translate.values import Code, Env, Expanded, Items, Joined, Mapping, Output, Value, name
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.classes import Translator
@@ -86,7 +86,11 @@ class Frame:
     def _protect(self, variable: str, origin: ast.AST | None) -> None:
         """Save the old value of `variable` where tuples or dicts in other variables still mean it."""
         for key, value in list(self.env.values.items()):
-            if key != variable and isinstance(value, Items | Mapping | Output | Scores) and _mentions(value, variable):
+            if (
+                key != variable
+                and isinstance(value, Items | Mapping | Output | Scores | Joined | Expanded)
+                and _mentions(value, variable)
+            ):
                 copy = self.fresh(f"{variable}_before")
                 self.emit(ast.Assign([name(copy, store=True)], name(variable)), origin)
                 self.env.values[key] = _renamed(value, variable, copy)
@@ -100,6 +104,10 @@ def _parts(value: Value) -> list[Value]:
             return list(entries.values())
         case Output(fields=fields):
             return list(fields.values())
+        case Joined(parts=parts):
+            return list(parts)
+        case Expanded(latent=latent, kpe=kpe):
+            return [latent, kpe]
     return []
 
 
@@ -123,6 +131,10 @@ def _renamed(value: Value, old: str, new: str) -> Value:
             return Mapping({key: _renamed(item, old, new) for key, item in entries.items()})
         case Output(fields=fields):
             return Output({key: _renamed(item, old, new) for key, item in fields.items()})
+        case Joined(parts=(first, second)):
+            return Joined((_renamed(first, old, new), _renamed(second, old, new)))
+        case Expanded(latent=latent, kpe=kpe):
+            return replace(value, latent=_renamed(latent, old, new), kpe=_renamed(kpe, old, new))
     return value
 
 

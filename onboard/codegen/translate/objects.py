@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from transformers import masking_utils
 from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
 from transformers.utils import ModelOutput
 
@@ -59,7 +60,7 @@ _OF_ANY_SHAPE = ("dtype", "device", "is_cuda", "requires_grad")
 def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
     """Return the value of a global name."""
     if getattr(obj, "__module__", None) == "transformers.masking_utils":
-        return MaskMaker()
+        return MaskMaker(padding=obj is getattr(masking_utils, "create_recurrent_attention_mask", None))
     if obj is None or isinstance(obj, bool | int | float | str):
         return Known(obj)
     frame.translator.remember_global(identifier, obj, frame.source)

@@ -15,9 +15,11 @@ from onboard.codegen.translate.values import (
     Known,
     Mask,
     Output,
+    Result,
     Value,
     residual,
     same,
+    same_code,
 )
 
 
@@ -66,3 +68,13 @@ def _run_time_parts(shape: Value, value: Value) -> list[Value]:
         case Output(fields=shapes), Output(fields=fields):
             return [part for key in shapes for part in _run_time_parts(shapes[key], fields[key])]
     return []
+
+
+def same_call(first: Value, second: Value) -> bool:
+    """Whether two classes' forwards are called by the same code and give results of one shape."""
+    match first, second:
+        case Result(), Result():
+            return same_code(first.expr, second.expr) and same(first.shape, second.shape)
+        case Items(items=a), Items(items=b):
+            return len(a) == len(b) and all(map(same_call, a, b))
+    return same(first, second)

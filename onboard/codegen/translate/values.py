@@ -155,12 +155,36 @@ class AttentionInterface(Value):
 
 @dataclass(frozen=True, eq=False)
 class MaskMaker(Value):
-    """A function that builds an attention mask."""
+    """A function that builds an attention mask, or a mask of padding alone."""
+
+    padding: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Mask(Value):
     """A causal attention mask: it may only reach the attention interface, whose canonical op is causal by itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class PaddingMask(Mask):
+    """A mask that is None without padding, for layers without attention; or one of those and causal ones of others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Joined(Value):
+    """`torch.cat([a, b], dim=-1)` that may be taken apart again."""
+
+    parts: tuple[Value, Value]
+
+
+@dataclass(frozen=True, eq=False)
+class Expanded(Value):
+    """The keys (part 0) or values (part 1) that latent attention expands from one vector a token."""
+
+    latent: Value
+    kpe: Value
+    weight: ast.expr
+    part: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,6 +260,8 @@ def residual(value: Value) -> ast.expr:
             return expr
         case Method(owner=owner, name=attr):
             return attribute(residual(owner), attr)
+        case Joined(parts=parts):
+            return call(attribute(name("torch"), "cat"), _residual_items(parts), dim=constant(-1))
         case Self():
             return name("self")
         case Super():

@@ -11,10 +11,11 @@ from torch import nn
 import onboard.ops  # noqa: F401
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
-from onboard.graph.context import TransformContext
+from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.export import export_to_graph
 from onboard.graph.factory import ModelFactory
-from onboard.graph.transform import BaseTransform, get_transform
+from onboard.graph.invariants import check_stage
+from onboard.graph.transform import BaseTransform, Stages, get_transform
 
 HEADS, KV_HEADS, DIM, VALUE_DIM = 4, 2, 8, 6
 
@@ -160,3 +161,23 @@ def test_a_pool_smaller_than_one_sequence_is_a_fact() -> None:
     context = _context(kv_cache_config={"max_tokens": 9})
     _cached(_Attention(), context)
     assert context.facts == ["the cache holds 12 tokens, less than max_seq_len=32"]
+
+
+class _Convolution(nn.Module):
+    """A causal convolution of embeddings: it needs the tokens before, and has no cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+        self.weight = nn.Parameter(torch.randn(6, 1, 4))
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        return torch.ops.onboard.torch_causal_conv1d(self.table(input_ids), self.weight, None, 1, 3, 1, 6)
+
+
+def test_a_mixer_without_a_cached_form_is_refused() -> None:
+    context = _context()
+    entry = HistoryEntry("insert_cached_attention", "cache_init", True, True, 0, 0.0, True, True, 0)
+    context.history.append(entry)
+    with pytest.raises(OnboardError, match="1 calls of torch_causal_conv1d have no cached form"):
+        check_stage(Stages.CACHE_INIT, _exported(_Convolution(), context), context)

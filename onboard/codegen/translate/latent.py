@@ -1,0 +1,82 @@
+"""Multi-head latent attention, kept whole: the op gets the latents and the weight that would expand them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from onboard.codegen.translate.values import (
+    NONE,
+    Code,
+    Expanded,
+    Items,
+    Joined,
+    Known,
+    Untranslatable,
+    Value,
+    attribute,
+    call,
+    constant,
+    name,
+    residual,
+    same,
+    untransposed,
+)
+
+if TYPE_CHECKING:
+    from onboard.codegen.translate.calls import Args
+    from onboard.codegen.translate.frame import Frame
+
+_NOT_THERE = ("s_aux", "sliding_window", "softcap")
+
+
+def names_of(frame: Frame) -> Mapping[str, str] | None:
+    """Return the names of the parts of latent attention when it is its code that is evaluated."""
+    return frame.translator.latents.get(frame.cls.cls.__name__) if frame.cls is not None else None
+
+
+def expand(names: Mapping[str, str], args: Args) -> Items:
+    """Return the keys and values of `self.expand(latent, kpe)`, not expanded yet."""
+    latent, kpe = args.positional
+    weight = attribute(name("self"), names["kv_b_proj"], "weight")
+    return Items((Expanded(latent, kpe, weight, 0), Expanded(latent, kpe, weight, 1)))
+
+
+def rearranged(function: Any, expr: ast.expr, args: Args) -> Value | None:
+    """Return `torch.cat((a, b), dim=-1)` as its parts, and those of a transposed `torch.split(x, sizes, dim=-1)`."""
+    if not same(args.keywords.get("dim", NONE), Known(-1)):
+        return None
+    match args.positional:
+        case [Items(items=(first, second))] if function is torch.cat:
+            return Joined((first, second))
+        case [Code(transposed=True) as whole, sizes] if function is torch.split:  # [batch, heads, sequence, size]
+            called = ast.Call(expr, [whole.expr, residual(sizes)], [ast.keyword("dim", constant(-1))])
+            return Code(called, transposed=True)
+    return None
+
+
+def attention(args: Args) -> Value | None:
+    """Return the canonical form of attention to expanded latents; None when keys and values are something else."""
+    match args.positional[1:4]:
+        case [Joined(parts=(q_nope, q_pe)), Expanded(part=0) as key, Expanded(part=1)]:
+            pass
+        case _:
+            return None
+    given = {**dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)), **args.keywords}
+    if odd := [item for item in _NOT_THERE if not same(given.get(item, NONE), NONE)]:
+        raise Untranslatable(f"latent attention with {odd[0]}")
+    latent = call(attribute(_by_sequence(key.latent), "squeeze"), ast.Constant(2))
+    tensors = [*map(_by_sequence, (q_nope, q_pe)), latent, _by_sequence(key.kpe), key.weight]
+    op = attribute(name("torch"), "ops", "onboard", "torch_mla")
+    called = ast.Call(op, [*tensors, constant(True), residual(given.get("scaling", NONE))], [])
+    return Items((Code(called), NONE))
+
+
+def _by_sequence(value: Value) -> ast.expr:
+    """Return a value [batch, heads, sequence, size] in the order bsnd."""
+    if isinstance(value, Code) and value.transposed:
+        return untransposed(value).expr
+    return residual(Code(residual(value), transposed=True))

@@ -1,0 +1,108 @@
+"""The canonical ops of recurrent mixers: convolutions and scans that transformers writes as helper functions."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+from onboard.analysis.mixers import FORMS, Form
+from onboard.codegen.translate.values import (
+    NONE,
+    Code,
+    Items,
+    Known,
+    Untranslatable,
+    Value,
+    residual,
+    same,
+    untransposed,
+)
+
+if TYPE_CHECKING:
+    from onboard.codegen.translate.calls import Args
+    from onboard.codegen.translate.frame import Frame
+
+
+def form_of(obj: Any, frame: Frame) -> Form | None:
+    """Return how a helper function is called that the analysis found to be a canonical op of recurrent mixers."""
+    return FORMS.get(frame.translator.scans.get(obj.__name__, "")) if inspect.isfunction(obj) else None
+
+
+def scan(function: Any, form: Form, args: Args) -> Value:
+    """Return the canonical form of a call of a helper function that the analysis found to be `form`.
+
+    Raises:
+        Untranslatable: the call asks for something that the canonical op does not have.
+    """
+    values = _bound(function, args)
+    _check(function, form, values)
+    code = {key: _code(values[key], key in form.turned) for key in form.parameters}
+    called = _Simplify().visit(_Substitute(code).visit(ast.parse(form.expression, mode="eval").body))
+    out = Code(called, transposed=bool(form.turned))
+    return Items((out, NONE)) if form.with_state else out
+
+
+def _bound(function: Any, args: Args) -> dict[str, Value]:
+    signature = inspect.signature(function)
+    if args.stars:
+        raise Untranslatable(f"a call of {function.__name__} with *args")
+    values: dict[str, Value] = {
+        key: Known(item.default) for key, item in signature.parameters.items() if item.default is not item.empty
+    }
+    names = [key for key, item in signature.parameters.items() if item.kind is item.POSITIONAL_OR_KEYWORD]
+    keywords = {key: value for key, value in args.keywords.items() if key in names}  # `**kwargs` are for kernels
+    return values | dict(zip(names, args.positional, strict=False)) | keywords
+
+
+def _check(function: Any, form: Form, values: dict[str, Value]) -> None:
+    for key, value in values.items():
+        if key in form.parameters or key in form.ignored:
+            continue
+        if not same(value, Known(form.fixed.get(key))):
+            raise Untranslatable(f"{function.__name__} with its argument {key}")
+
+
+def _code(value: Value, turned: bool) -> ast.expr:
+    """Return an argument; a turned one has its sequence before its channels in the canonical op."""
+    if not turned or same(value, NONE):
+        return residual(value)
+    if isinstance(value, Code) and value.transposed:
+        return untransposed(value).expr
+    return residual(Code(residual(value), transposed=True))
+
+
+class _Substitute(ast.NodeTransformer):
+    def __init__(self, code: dict[str, ast.expr]) -> None:
+        self.code = code
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return deepcopy(self.code[node.id]) if node.id in self.code else node
+
+
+class _Simplify(ast.NodeTransformer):
+    """`x.squeeze(1).unsqueeze(1)` is x; first and last sizes are the same without dimension 1."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        match node:
+            case ast.Call(func=ast.Attribute(value=inner, attr="unsqueeze"), args=[ast.Constant(value=1)]):
+                return _squeezed(inner) or node
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        match node:
+            case ast.Subscript(value=ast.Attribute(value=inner, attr="shape")) if (
+                owner := _squeezed(inner)
+            ) is not None:
+                return ast.Subscript(ast.Attribute(owner, "shape", ast.Load()), node.slice, ast.Load())
+        return node
+
+
+def _squeezed(node: ast.expr) -> ast.expr | None:
+    """Return x of `x.squeeze(1)`."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=inner, attr="squeeze"), args=[ast.Constant(value=1)]):
+            return inner
+    return None

@@ -1,0 +1,75 @@
+"""The gated delta rule."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onboard.ops.library import register_op
+from onboard.ops.norm import torch_l2norm
+from onboard.ops.ssm import pairwise_decay, wide_dtype
+
+_CHUNK = 64
+_L2_EPS = 1e-6
+
+
+def _fake_delta_rule(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> Tensor:
+    return q.new_empty(v.shape)
+
+
+@register_op(_fake_delta_rule)
+def torch_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+) -> Tensor:
+    """Linear attention with decay and correction (Yang et al. 2024, arXiv:2412.06464).
+
+    state <- exp(g) state; state <- state + beta k (v - k^T state)^T; out = scale q^T state. Within a chunk the
+    corrections of all tokens solve one triangular system (the WY form, section 3.3 there).
+
+    Args:
+        q, k: [batch, sequence, key_heads, key_dim]; key_heads divides value_heads, heads are repeated in a row.
+        v: [batch, sequence, value_heads, value_dim].
+        g: [batch, sequence, value_heads], logarithm of the decay, not positive.
+        beta: [batch, sequence, value_heads], rate of the correction.
+        scale: factor of q; None: key_dim ** -0.5.
+        use_qk_l2norm_in_kernel: scale q and k to length one first (epsilon 1e-6).
+
+    Returns:
+        Like v, in q's dtype.
+    """
+    wide, heads = wide_dtype(q), v.shape[2]
+    query, key = (item.to(wide).repeat_interleave(heads // item.shape[2], dim=2) for item in (q, k))
+    if use_qk_l2norm_in_kernel:
+        query, key = torch_l2norm(query, _L2_EPS), torch_l2norm(key, _L2_EPS)
+    query = query * (key.shape[-1] ** -0.5 if scale is None else scale)
+    query, key, value = (item.transpose(1, 2) for item in (query, key, v.to(wide)))
+    decay, rate = (item.to(wide).transpose(1, 2) for item in (g, beta))
+    state = value.new_zeros((*key.shape[:2], key.shape[-1], value.shape[-1]))
+    out = torch.empty_like(value)
+    for start in range(0, value.shape[2], _CHUNK):
+        part = slice(start, start + _CHUNK)
+        out[:, :, part], state = _delta_chunk(
+            query[:, :, part], key[:, :, part], value[:, :, part], decay[:, :, part], rate[:, :, part], state
+        )
+    return out.transpose(1, 2).to(q.dtype).contiguous()
+
+
+def _delta_chunk(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return a chunk's outputs [batch, heads, tokens, value_dim] and the state [.., key_dim, value_dim] behind it."""
+    total = decay.cumsum(-1)
+    between, reached = pairwise_decay(total), total.exp().unsqueeze(-1)
+    slowed = key * rate.unsqueeze(-1)
+    system = (slowed @ key.transpose(-1, -2) * between).tril(-1)
+    wanted = value * rate.unsqueeze(-1) - (slowed * reached) @ state
+    corrections = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    out = (query * reached) @ state + (query @ key.transpose(-1, -2) * between) @ corrections
+    left = (total[..., -1:] - total).exp().unsqueeze(-1)
+    return out, state * total[..., -1].exp()[..., None, None] + (key * left).transpose(-1, -2) @ corrections

@@ -1,0 +1,106 @@
+"""Latent attention and recurrent mixers end to end: analyze, generate, prove against transformers."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from onboard.analysis.analyze import analyze
+from onboard.analysis.spec import ModelSpec
+from onboard.codegen.model_file import generate_model_file
+from onboard.codegen.prove import TOLERANCE, prove
+from onboard.errors import OnboardError
+
+CONV, SSM, SELECTIVE, DELTA = "torch_causal_conv1d", "torch_ssm", "torch_selective_scan", "torch_gated_delta_rule"
+GATED, ATTENTION, MLA = "torch_rmsnorm_gated", "torch_attention", "torch_mla"
+_LFM2_KINDS = ["conv", "conv", "full_attention", "conv"]
+
+FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "minicpm3": ({}, {MLA}),
+    "youtu": ({}, {MLA}),
+    "mamba2": ({}, {CONV, SSM, GATED}),
+    "mamba": ({}, {CONV, SELECTIVE}),
+    "falcon_mamba": ({}, {CONV, SELECTIVE}),
+    "lfm2": ({"layer_types": _LFM2_KINDS, "num_hidden_layers": 4}, {CONV, ATTENTION}),
+    "qwen3_5_text": ({}, {CONV, DELTA, GATED, ATTENTION}),
+    "olmo_hybrid": ({}, {CONV, DELTA, GATED, ATTENTION}),
+    "bamba": ({"attn_layer_indices": [1, 5]}, {CONV, SSM, GATED, ATTENTION}),
+    "granitemoehybrid": ({"layer_types": ["linear_attention", "full_attention"] * 16}, {CONV, SSM, GATED, ATTENTION}),
+    "falcon_h1": ({"ssm_multipliers": [1.5, 0.5, 0.7, 1.2, 2.0]}, {CONV, SSM, ATTENTION}),
+    "deepseek_v3": ({}, {MLA}),
+    "qwen3_next": ({}, {CONV, DELTA, GATED, ATTENTION}),
+}
+"""Family -> config fields that differ from the class's defaults, canonical ops of its mixers."""
+MIXERS = {CONV, SSM, SELECTIVE, DELTA, GATED, ATTENTION, MLA}
+
+
+@cache
+def _generated(family: str) -> tuple[ModelSpec, str]:
+    spec = analyze({"model_type": family, **FAMILIES[family][0]}, model=f"test/{family}")
+    return spec, generate_model_file(spec)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_file_of_a_family_equals_transformers_and_exports(family: str) -> None:
+    spec, text = _generated(family)
+    proofs = prove(text, spec)
+    assert proofs[-1].path == ""
+    assert max(proof.error for proof in proofs) <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mixers_are_canonical_ops(family: str) -> None:
+    _, text = _generated(family)
+    assert {op for op in MIXERS if f".{op}(" in text} == FAMILIES[family][1]
+    assert [word for word in ("cumsum", "conv1d_fn", "cache_params", "expand_kv", "kv_b_proj(") if word in text] == []
+    assert len(text.splitlines()) < 420
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("minicpm3", {"q_lora_rank": None}),
+        ("mamba2", {"time_step_limit": [0.5, 1.0], "n_groups": 1, "use_conv_bias": False, "use_bias": True}),
+        ("mamba", {"use_conv_bias": False, "use_bias": True}),
+        ("lfm2", {"conv_bias": True}),
+        ("olmo_hybrid", {"linear_allow_neg_eigval": False}),
+    ],
+)
+def test_one_file_serves_other_settings(family: str, fields: dict[str, Any]) -> None:
+    _, text = _generated(family)
+    spec = analyze({"model_type": family, **FAMILIES[family][0], **fields}, model=f"test/{family}")
+    prove(text, spec, export=False)
+    prove(generate_model_file(spec), spec, export=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "right", "wrong", "block"),
+    [
+        ("youtu", "qk_head_dim**-0.5", "qk_head_dim**-0.45", "layers.0.self_attn"),
+        ("minicpm3", "k_pass.squeeze(2)", "2 * k_pass.squeeze(2)", "layers.0.self_attn"),
+        ("mamba2", "self.time_step_limit,\n", "[0.0, 0.1],\n", "layers.0.mixer"),
+        ("mamba2", "self.A_log.float()", "self.A_log.float() * 1.001", "layers.0.mixer"),
+        ("falcon_mamba", "self.D.float(),", "None,", "layers.0.mixer"),
+        ("lfm2", "return self.out_proj(y)", "return self.out_proj(y.flip(1))", "layers.0.conv"),
+        ("qwen3_5_text", "g, beta, None, True", "g, beta, None, False", "layers.0.linear_attn"),
+        ("qwen3_5_text", "position_ids[0]", "position_ids[0] + 1", "rotary_emb"),
+    ],
+)
+def test_a_wrong_mixer_is_found_out(family: str, right: str, wrong: str, block: str) -> None:
+    spec, text = _generated(family)
+    assert right in text
+    with pytest.raises(OnboardError, match=f"{block}.* differs from transformers"):
+        prove(text.replace(right, wrong), spec, export=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "key"), [("mamba2", "group_size"), ("mamba2", "norm_before_gate"), ("minicpm3", "kv_b_proj")]
+)
+def test_a_hostile_mixer_is_refused(family: str, key: str) -> None:
+    spec = ModelSpec.from_yaml(_generated(family)[0].to_yaml())
+    block = next(block for block in spec.blocks if key in block.parameters)
+    block.parameters[key] = "self.weight); print('owned'"
+    with pytest.raises(OnboardError, match="where an identifier belongs"):
+        generate_model_file(spec)
