@@ -33,6 +33,19 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "hy_v3": {"h": {}},
     "aria_text": {"25b": {}},
     "kolibri1": {"k": {}},
+    "gpt_oss": {"20b": {"num_local_experts": 32}, "bounded": {"swiglu_limit": 0.5, "swiglu_alpha": 1.2}},
+    "dots1": {
+        "142b": {
+            "n_routed_experts": 128,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1408,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+        }
+    },
+    "hunyuan_v1_moe": {"a13b": {"head_dim": 128, "num_experts": 64, "moe_topk": 8}},
 }
 """Family -> variant -> fields that differ from the class's defaults; the first's file serves all."""
 

@@ -104,8 +104,9 @@ def _buffers(subject: Subject) -> Outcome:
 
 
 def _in_checkpoint(subject: Subject, call: ast.Call) -> bool:
-    """Whether the checkpoint has a tensor of the name that a buffer is registered under."""
-    name = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+    """Whether the checkpoint has a tensor of the name that a buffer is registered or assigned under."""
+    registered = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+    name = registered or subject.model.assigned(call)
     return any(key.rpartition(".")[2] == name for key in subject.expected_shapes)
 
 

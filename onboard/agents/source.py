@@ -70,6 +70,11 @@ class Source:
         """Return the calls whose dotted name passes `test`."""
         return [node for node in self.all(ast.Call, inside) if test(dotted(node.func))]
 
+    def assigned(self, value: ast.expr) -> str | None:
+        """Return the attribute that a value is assigned to, None without one."""
+        targets = [node.targets[0] for node in self.all(ast.Assign) if node.value is value]
+        return next((target.attr for target in targets if isinstance(target, ast.Attribute)), None)
+
     def named(self, pattern: str, inside: ast.AST | None = None) -> list[ast.AST]:
         """Return the names, attributes and keyword arguments in whose own name the `pattern` is found."""
         return [node for node in self.all(ast.AST, inside) if re.search(pattern, own_name(node))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import nn
 
 from onboard.agents.source import Outcome, Source
 from onboard.analysis.spec import Block, ModelSpec
+from onboard.graph.expert_weights import separate_experts
 from onboard.modeling import load_model_file, registered_model
 
 
@@ -31,15 +32,18 @@ class Subject:
 
     @cached_property
     def expected_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of the checkpoint's tensors: the state dict of Hugging Face's model, built without memory."""
+        """Name -> shape of the checkpoint's tensors: those of Hugging Face's model, built without memory.
+
+        Experts are one by one where checkpoints have them so.
+        """
         model_class = getattr(importlib.import_module(self.spec.hf_module), self.spec.architecture)
-        return _shapes(self._build(model_class))
+        return _shapes(separate_experts(self._build(model_class)))
 
     def actual_shapes(self) -> tuple[dict[str, tuple[int, ...]], set[str]]:
         """Execute the model file; return the shapes in its model's state dict, and the names of the parameters."""
         load_model_file(self.model_file)
         model = self._build(registered_model(self.spec.config_class))
-        return _shapes(model), {name for name, _ in model.named_parameters()}
+        return _shapes(model.state_dict()), {name for name, _ in model.named_parameters()}
 
     def _build(self, model_class: type[nn.Module]) -> nn.Module:
         config_class = getattr(importlib.import_module("transformers"), self.spec.config_class)
@@ -47,8 +51,8 @@ class Subject:
             return model_class(config_class(**self.spec.config))
 
 
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in weights.items()}
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,28 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 
 from onboard.analysis import probe
 from onboard.analysis.experts import probe_experts
 from onboard.analysis.recorder import Recording, record, rmse_ratio
 from onboard.analysis.source import location, module_source
-from onboard.analysis.spec import Block, LayerKind, ModelSpec
-from onboard.analysis.tiny import build_tiny, layer_kind_names, load_config, one_line, prompts
+from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
+from onboard.analysis.tiny import (
+    VOCABULARY,
+    build_tiny,
+    causal_lm_class,
+    counts_positions,
+    layer_kind_names,
+    load_config,
+    one_line,
+    prompts,
+)
 from onboard.analysis.traits import traits
 from onboard.errors import OnboardError
 from onboard.graph.expert_weights import separate_experts
 
+_COUNTED = Trait(value="counted", evidence="probe: position_ids do not change the logits")
 SAME = 1e-5
 """Largest rmse ratio of logits with canonical attention to logits with the model's own."""
 
@@ -55,10 +65,27 @@ def analyze(
         raise
     except Exception as error:
         raise OnboardError(f"a small {full.model_type} model does not run: {one_line(error)}") from error
+    try:
+        return _spec(config, full, tiny, recordings, model, revision)
+    except OnboardError:
+        raise
+    except Exception as error:
+        raise OnboardError(f"{full.model_type} cannot be analysed: {one_line(error)}") from error
+
+
+def _spec(
+    config: Mapping[str, Any],
+    full: PretrainedConfig,
+    tiny: nn.Module,
+    recordings: list[Recording],
+    model: str,
+    revision: str | None,
+) -> ModelSpec:
     source = module_source(type(tiny).__module__)
     blocks = [*_module_blocks(tiny, recordings[0]), *_rope_blocks(tiny, recordings)]
     whole = _without_memory(full)
     kinds = _layer_kinds(whole, tiny, recordings[0], {block.class_name for block in blocks if block.kind == "experts"})
+    counted = counts_positions(tiny)
     return ModelSpec(
         model=model,
         revision=revision,
@@ -70,7 +97,7 @@ def analyze(
         source_hash=source.sha256(),
         num_parameters=_parameters(whole),
         config=dict(config),
-        traits=traits(full, tiny, recordings[0], blocks),
+        traits=traits(full, tiny, recordings[0], blocks) | ({"positions": _COUNTED} if counted else {}),
         blocks=blocks,
         layer_kinds=kinds,
         tricky=_tricky(full, recordings[0]),
@@ -84,7 +111,7 @@ def count_parameters(config: PretrainedConfig) -> int:
 
 def _without_memory(config: PretrainedConfig) -> nn.Module:
     with torch.device("meta"):
-        model: nn.Module = AutoModelForCausalLM.from_config(config)
+        model: nn.Module = causal_lm_class(config)._from_config(config)
     return model
 
 
@@ -95,7 +122,7 @@ def _parameters(model: nn.Module) -> int:
 def _record(model: nn.Module) -> list[Recording]:
     """Run the prompts with canonical attention; the logits must be the model's own."""
     recordings = []
-    for inputs in prompts():
+    for inputs in prompts(model):
         with torch.no_grad():
             expected = model(**inputs, use_cache=False).logits
         recording = record(model, inputs)
@@ -108,7 +135,19 @@ def _record(model: nn.Module) -> list[Recording]:
                 f"canonical attention changes the logits of {type(model).__name__} (rmse ratio {error:.1e})"
             )
         recordings.append(recording)
+    _check_causality(model)
     return recordings
+
+
+def _check_causality(model: nn.Module) -> None:
+    """Refuse a model in which a token changes the logits of those before it."""
+    inputs = prompts(model)[0]
+    later = {**inputs, "input_ids": inputs["input_ids"].clone()}
+    later["input_ids"][:, -1] = (later["input_ids"][:, -1] + 7) % VOCABULARY
+    with torch.no_grad():
+        one, other = (model(**item, use_cache=False).logits[:, :-1] for item in (inputs, later))
+    if not rmse_ratio(one, other) <= SAME:
+        raise OnboardError(f"{type(model).__name__} is not causal: a token changes the logits of tokens before it")
 
 
 def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:
@@ -195,9 +234,10 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     complex_form = ropes == {"torch_rope_with_complex_freqs"}
     longrope = "longrope" in str(parameters) or hasattr(config, "original_max_position_embeddings")
     scale = probe.scale_of(output)
+    style = "complex" if complex_form else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
     return probe.Finding(
         "rotary",
-        {"style": "complex" if complex_form else "cos_sin", "per_layer_type": per_layer_type, "longrope": longrope},
+        {"style": style, "per_layer_type": per_layer_type, "longrope": longrope},
         [f"probe: cos^2 + sin^2 = {scale:.6g}^2 everywhere", "config.json: rope_parameters"],
     )
 

@@ -51,7 +51,7 @@ def probe_norm(module: nn.Module) -> Finding | None:
 def _fit_norm(probe: nn.Module, eps: str, x: torch.Tensor) -> Finding | None:
     try:
         expected = probe(x)
-    except (TypeError, RuntimeError, ValueError):
+    except (TypeError, RuntimeError, ValueError, IndexError, AttributeError):
         return None
     if not isinstance(expected, torch.Tensor) or expected.shape != x.shape:
         return None
@@ -80,6 +80,9 @@ def _norm_candidates(module: nn.Module, eps_name: str) -> Iterator[Candidate]:
     }
     if weight is None or weight.dim() == 1:
         yield "layernorm", {"per_head": False, **names}, lambda x: ops.torch_layernorm(x, weight, bias, eps)
+    if weight is not None and weight.dim() == 1:
+        offset = {"per_head": False, **names, "unit_offset": True}
+        yield "layernorm", offset, lambda x: ops.torch_layernorm(x, 1.0 + weight, bias, eps)
     elif bias is None:
         yield "layernorm", {"per_head": True, **names}, lambda x: ops.torch_layernorm(x, None, None, eps) * weight
 
@@ -128,7 +131,7 @@ def _fit_mlp(module: nn.Module, names: list[str], act: Any, activation: str, x: 
                 kind, out = "gated, fused", last(act(gate) * up)
             else:
                 out = last(act(hidden))
-    except (RuntimeError, TypeError, ValueError):
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
         return None
     if not isinstance(expected, torch.Tensor) or out.shape != expected.shape:
         return None
@@ -172,12 +175,20 @@ def probe_rotary(output: Any) -> bool:
     return bool((radius - radius.mean()).abs().max() < 1e-4 * radius.mean().clamp(min=1e-6)) and bool(cos.std() > 0)
 
 
+def is_doubled(output: Any) -> bool:
+    """Whether cos has every angle twice, first half and second half alike."""
+    first, second = output[0].chunk(2, dim=-1)
+    return torch.equal(first, second)
+
+
 def probe_rope(call: FunctionCall) -> Finding | None:
     """Recognise a helper that applies RoPE to q and k [batch, heads, seq, dim], given cos and sin."""
     if len(call.arguments) != 4 or len(call.outputs) != 2:
         return None
     q, k, cos, sin = call.arguments
     if q.dim() != 4 or cos.shape != sin.shape or cos.dim() != 3:
+        return None
+    if cos.shape[1] != q.shape[2] or k.dim() != 4 or cos.shape[1] != k.shape[2]:
         return None
     for op, rotated in _rope_candidates(q, k, cos, sin):
         error = max(rmse_ratio(a, b) for a, b in zip(rotated, call.outputs, strict=True))

@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
 
 from onboard.analysis.few_experts import DENSE_LAYERS, few_experts
 from onboard.errors import ConsentRequiredError, OnboardError
@@ -35,6 +38,18 @@ _SIZES = {
     "original_max_position_embeddings": ORIGINAL_POSITIONS,
     "sliding_window": WINDOW,
     "n_inner": 96,
+    "ffn_dim": 96,
+    "d_ff": 96,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 96,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "decoder_layers": 2,
+    "word_embed_proj_dim": 64,
+    "rotary_dim": 8,
+    "n_ctx": MAX_POSITIONS,
+    "window_size": WINDOW,
+    "max_seq_len": MAX_POSITIONS,
 }
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -56,9 +71,38 @@ def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise OnboardError(f"{model_type} is not a causal language model", hint="Choose a decoder model")
     try:
-        return AutoConfig.for_model(model_type, **{key: value for key, value in config.items() if key != "model_type"})
+        made = AutoConfig.for_model(model_type, **{key: value for key, value in config.items() if key != "model_type"})
     except Exception as error:
         raise OnboardError(f"transformers refuses this {model_type} config: {one_line(error)}") from error
+    return _of_decoder(made)
+
+
+def _of_decoder(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the config of the causal language model itself.
+
+    That is a composite's text config where the class takes that alone, as in transformers' own auto classes; and one
+    that serves encoders, too, says that it is a decoder: without it attention would look ahead.
+    """
+    text = config.sub_configs.get("text_config")
+    if text is not None and causal_lm_class(config).config_class is text:
+        config = config.get_text_config()
+    if getattr(config, "is_decoder", None) is False:
+        config.is_decoder = True
+    return config
+
+
+def causal_lm_class(config: PretrainedConfig) -> Any:
+    """Return the class of transformers' causal language model of a config; a text config has its composite's."""
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    package = type(config).__module__.split(".")[-2]
+    composites = [CONFIG_MAPPING[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if _package(name) == package]
+    classes = [MODEL_FOR_CAUSAL_LM_MAPPING[composite] for composite in composites]
+    return next(item for item in classes if item.config_class is type(config))
+
+
+def _package(model_type: str) -> str:
+    return str(model_type_to_module_name(model_type))
 
 
 def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
@@ -89,7 +133,8 @@ def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
 def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
     """Return the tiny transformers model: float32, evaluation mode, eager attention, every parameter random."""
     try:
-        model = AutoModelForCausalLM.from_config(tiny_config(config), attn_implementation="eager", dtype=torch.float32)
+        small = tiny_config(config)
+        model = causal_lm_class(small)._from_config(small, attn_implementation="eager", dtype=torch.float32)
     except OnboardError:
         raise
     except Exception as error:
@@ -129,9 +174,29 @@ def prompt(start: int, length: int = 21, batch: int = 2, seed: int = 0) -> dict[
     return {"input_ids": ids, "position_ids": positions}
 
 
-def prompts() -> list[dict[str, torch.Tensor]]:
-    """Return prompts on both sides of `ORIGINAL_POSITIONS`."""
-    return [prompt(2, seed=1), prompt(ORIGINAL_POSITIONS + 6, seed=2)]
+def prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
+    """Return prompts for a transformers model, on both sides of `ORIGINAL_POSITIONS`.
+
+    A model that counts positions by itself gets those that it counts: rows that begin at zero.
+    """
+    if not counts_positions(model):
+        return [prompt(2, seed=1), prompt(ORIGINAL_POSITIONS + 6, seed=2)]
+    return [_counted(prompt(0, seed=1)), _counted(prompt(0, length=ORIGINAL_POSITIONS + 6, seed=2))]
+
+
+def counts_positions(model: nn.Module) -> bool:
+    """Whether a transformers model pays no heed to `position_ids`: it counts tokens, or knows no positions."""
+    inputs = prompt(0, seed=3)
+    stretched = {**inputs, "position_ids": inputs["position_ids"] * 2}
+    mask = torch.ones_like(inputs["input_ids"])  # without one, gaps count as the borders of packed sequences
+    with torch.no_grad():
+        one, other = (model(**item, attention_mask=mask, use_cache=False).logits for item in (inputs, stretched))
+    return bool(torch.equal(one, other))
+
+
+def _counted(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    batch, length = inputs["input_ids"].shape
+    return {**inputs, "position_ids": torch.arange(length).expand(batch, length).contiguous()}
 
 
 def _refuse_remote_code(trust_remote_code: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -20,23 +19,12 @@ def demo(
     dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
     fresh: Annotated[bool, typer.Option("--fresh", help="Rerun every phase.")] = False,
 ) -> int:
-    """Onboard the embedded demo checkpoint: a story writer of four million parameters."""
+    """Onboard the embedded demo checkpoint, a small story writer."""
     from onboard.workflow.phase import RunOptions
 
     run = ModelRun(str(CHECKPOINT), root, RunOptions(device=device.value, dtype=dtype.value))
     error = run.execute(until=None, from_=None, fresh=fresh)
+    run.print_text(error)
     if error is not None:
-        run.print_text(error)
         raise error
-    assert run.outcome is not None
-    artifacts = run.outcome.document()["artifacts"]
-    _print_texts(Path(artifacts["run"]))
-    run.print_text(None)
-    print(f"\nreport: {artifacts['report_html']}")
     return 0
-
-
-def _print_texts(run_file: Path) -> None:
-    """Print the prompts and what the model made of them."""
-    for record in json.loads(run_file.read_text(encoding="utf-8"))["runs"]["full"]["prompts"]:
-        print(f"> {record['prompt']}\n{record['prompt']}{record['output']}\n")

@@ -53,11 +53,16 @@ def onboard(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Go on even if the model does not fit in memory.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Use the local cache only.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="A fallback in the full run is an error.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the libraries' warnings.")] = False,
 ) -> int:
     """Onboard a Hugging Face causal language model: fast, proven and servable.
 
     Run it again to resume: a phase whose inputs did not change is skipped.
+
+    Phases: gather, survey, analyze, generate, test, review, register, run, matrix, cookbook, report, pull_request.
+
+    Exit codes: 0 done; 1 a phase failed; 2 wrong usage; 3 needs your consent; 130 interrupted.
     """
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"  # for the libraries that load from the folder later on
@@ -70,6 +75,7 @@ def onboard(
         trust_remote_code=trust_remote_code,
         yes=yes,
         offline=offline,
+        strict=strict,
         dry_run=dry_run,
     )
     run = ModelRun(model, root, options)
@@ -126,15 +132,25 @@ class ModelRun:
             if self.context is not None and self.context.work_dir.exists():
                 print(f"resume with: {resume_command(sys.argv[1:])}", file=sys.stderr)
         elif self.outcome is not None:
-            artifacts = self.outcome.document()["artifacts"]
-            width = max(map(len, artifacts), default=0)
-            print("\n".join(f"{name:<{width}}  {path}" for name, path in artifacts.items()))
+            _print_artifacts(self.outcome.document()["artifacts"])
 
     def _pending(self) -> list[dict[str, str]]:
         if self.context is None:
             return []
         files, root = self.context.files, self.context.root
         return [{"path": str(path), "diff": files.diff(path, root)} for path in files.pending]
+
+
+def _print_artifacts(artifacts: dict[str, str]) -> None:
+    """Print what the model wrote, where each file is, and last what to look at."""
+    if "run" in artifacts:
+        for record in json.loads(Path(artifacts["run"]).read_text(encoding="utf-8"))["runs"]["full"]["prompts"]:
+            if record["prompt"] is not None:  # token ids of a checkpoint without a tokenizer say nothing
+                print(f"> {record['prompt']}\n{record['output'].strip()}\n")
+    width = max(map(len, artifacts), default=0)
+    print("\n".join(f"{name:<{width}}  {path}" for name, path in artifacts.items()))
+    if "report_html" in artifacts:
+        print(f"\nreport: {artifacts['report_html']}")
 
 
 def resume_command(arguments: list[str]) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def run(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, an id, or a name in the registry.")],
     prompts: Annotated[
-        list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Texts to go on from.", show_default="read stdin")
+        list[str] | None, typer.Argument(metavar="PROMPT", help="Texts to go on from.", show_default="read stdin")
     ] = None,
     root: Annotated[
         Path, typer.Option(help="Folder that the model was onboarded under.", show_default="here")
@@ -48,7 +48,10 @@ def run(
     offline: Annotated[bool, typer.Option("--offline", help="Use the local cache only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Generate text with an onboarded model: all prompts in one batch, greedily unless a temperature is set."""
+    """Generate text with an onboarded model.
+
+    All prompts go in one batch, greedily unless a temperature is set.
+    """
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
     wanted = _prompts(prompts or [], token_ids or [])

@@ -29,7 +29,10 @@ def verify(
     offline: Annotated[bool, typer.Option("--offline", help="Use the local cache only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
-    """Compare an onboarded model with transformers after every transform; exit code 1 when they differ."""
+    """Compare with transformers after every transform.
+
+    Prefill, chunked prefill, cached and batched decode, eager and compiled; exit code 1 when they differ.
+    """
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
     from onboard.runtime.verify import verify_model

@@ -12,7 +12,7 @@ from torch import nn
 import onboard
 from onboard.analysis.source import find_method, module_source
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.tiny import build_tiny, load_config
+from onboard.analysis.tiny import build_tiny, load_config, one_line
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
 from onboard.codegen.render import render
@@ -48,9 +48,13 @@ def generate_model_file(spec: ModelSpec) -> str:
         norms = sorted(translator.own_norms & set().union(*(item.reads for item in classes)))
         blocks = [render(f"model/own_{name.lower()}.py.j2").strip() for name in norms]
         blocks += [_block(item, spec, translator) for item in classes]
-    except Untranslatable as error:
-        raise OnboardError(f"cannot translate {spec.architecture}: {error}", hint=_MODELING_ERRORS) from error
-    names = set().union(*(item.reads for item in classes)) | _names_in(functions)
+        names = set().union(*(item.reads for item in classes)) | _names_in(functions)
+        imports = _imports(names, translator, spec, blocks)
+    except OnboardError:
+        raise
+    except Exception as error:
+        reason = error if isinstance(error, Untranslatable) else one_line(error)
+        raise OnboardError(f"cannot translate {spec.architecture}: {reason}", hint=_MODELING_ERRORS) from error
     text = render(
         "model/model.py.j2",
         architecture=spec.architecture,
@@ -61,7 +65,7 @@ def generate_model_file(spec: ModelSpec) -> str:
         source_name=f"{spec.hf_module.rsplit('.', 1)[-1]}.py",
         source_hash=_plain(spec.source_hash)[:16],
         revision=_plain(spec.revision) if spec.revision else None,
-        imports=_imports(names, translator, spec, blocks),
+        imports=imports,
         functions=functions,
         blocks=blocks,
         config_class=spec.config_class,
@@ -113,6 +117,8 @@ def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
         for method in item.methods
     ]
     docstring = class_docstring(kind, block.parameters if block else {}, item.name)
+    if item.weights_only:
+        docstring += f" Not run, for checkpoints have them: {', '.join(item.weights_only)}."
     text = render("model/class.py.j2", name=item.name, base=item.base, docstring=docstring, methods=methods).strip()
     if recognised is not None and experts.is_separate(recognised):
         return f"{experts.expert_text(item.name, recognised.parameters)}\n\n\n{text}"

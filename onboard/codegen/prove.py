@@ -22,7 +22,7 @@ from torch.export import Dim
 from onboard import modeling
 from onboard.analysis.recorder import ModuleCall, first_tensor, modules_recorded, rmse_ratio
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.tiny import build_tiny, load_config, prompt, prompts
+from onboard.analysis.tiny import build_tiny, load_config, one_line, prompt, prompts
 from onboard.errors import OnboardError
 from onboard.graph.expert_weights import separate_experts
 from onboard.ops.rope import complex_freqs
@@ -54,9 +54,14 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
     with _registered(source_text, spec) as model_class:
         model = _same_weights(model_class, reference)
         proofs: dict[str, BlockProof] = {}
-        for inputs in prompts():
-            _compare_blocks(reference, model, inputs, proofs)
-            _compare_logits(reference, model, inputs, proofs)
+        try:
+            for inputs in prompts(reference):
+                _compare_blocks(reference, model, inputs, proofs)
+                _compare_logits(reference, model, inputs, proofs)
+        except OnboardError:
+            raise
+        except Exception as error:
+            raise OnboardError(f"the generated {spec.architecture} does not run: {one_line(error)}") from error
         if export:
             _check_export(model)
     return list(proofs.values())
@@ -84,6 +89,9 @@ def _same_weights(model_class: type[nn.Module], reference: nn.Module) -> nn.Modu
     except AssertionError as error:
         text = str(error).removeprefix("not covered: ")
         raise OnboardError(f"the generated file does not cover this config: {text}", hint="Generate it anew") from error
+    except Exception as error:
+        name = model_class.__name__
+        raise OnboardError(f"the generated {name} cannot be made for its own config: {one_line(error)}") from error
     ours, theirs = model.state_dict(), separate_experts(reference)
     if missing := sorted(theirs.keys() ^ ours.keys()):
         side = "lacks" if missing[0] in theirs else "adds"
@@ -143,6 +151,8 @@ def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[An
         target = complex_freqs(*expected)
     if output.shape != target.shape and target.dim() == 4 and output.shape == target.transpose(1, 2).shape:
         target = target.transpose(1, 2)  # a norm of heads, which generated attention applies before it swaps dimensions
+    if target.shape in (output.shape[1:], (1, *output.shape[1:])):
+        target = target.expand_as(output)  # one row of positions, which transformers counted for the whole batch
     if output.shape != target.shape:
         raise OnboardError(f"{path} ({class_name}) gives shape {list(output.shape)}, not {list(target.shape)}")
     error = rmse_ratio(output, target)

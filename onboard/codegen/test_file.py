@@ -78,6 +78,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None) -> str:
         model_file=f"modeling_{spec.family}.py",
         config=_arguments(config),
         config_module="transformers" if hasattr(transformers, spec.config_class) else type(config).__module__,
+        counted="positions" in spec.traits,
         layers=layers,
         blocks=blocks,
         gpu_limits={kind: limit for kind, limit in _GPU_LIMITS.items() if kind in {*blocks.values(), "layer", "model"}},

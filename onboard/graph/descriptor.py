@@ -79,6 +79,13 @@ class AttentionDescriptor(CachedOpDescriptor):
                     hint=f"Cached attention needs {name}={needed!r}",
                 )
 
+        heads = [_tensor(node, index).meta["val"].shape[1 if found["layout"] == "bnsd" else 2] for index in range(3)]
+        if not all(isinstance(item, int) for item in heads):
+            raise OnboardError(
+                f"{node.name} ({module_path(node)}) has heads folded into its batch and cannot be cached",
+                hint="Only its prefill is supported",
+            )
+
     def prepare(self, gm: fx.GraphModule, node: fx.Node) -> fx.Node:
         """Turn a bnsd node into a bsnd one between transposes."""
         found = arguments(node)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -65,9 +68,8 @@ def torch_moe(
     """
     act = activation_function(act_fn) if alpha is None else _swish(alpha)
     tokens = x.reshape(-1, x.shape[-1])
-    selected_experts, routing_weights = (
-        item.reshape(-1, item.shape[-1]) for item in (selected_experts, routing_weights)
-    )
+    selected_experts = selected_experts.reshape(-1, selected_experts.shape[-1])
+    routing_weights = routing_weights.reshape(-1, routing_weights.shape[-1])
     out = torch.zeros_like(tokens)
 
     def expert(index: int, chosen: Tensor) -> Tensor:
@@ -76,17 +78,23 @@ def torch_moe(
         return F.linear(_gated(gate, up, act, limit, up_offset), w2_weight[index], w2_bias[index] if w2_bias else None)
 
     for index in range(len(w1_weight)):
-        chosen = selected_experts == index
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():
-            # A captured graph cannot depend on values: every expert sees every token, most with weight zero.
-            weight = torch.where(chosen, routing_weights, 0).sum(dim=-1, keepdim=True)
-            out += torch.where(chosen.any(dim=-1, keepdim=True), expert(index, tokens) * weight, 0).to(out.dtype)
-            continue
-        rows, slots = torch.where(chosen)
-        if rows.numel():
-            weighted = expert(index, tokens[rows]) * routing_weights[rows, slots, None]
-            out.index_add_(0, rows, weighted.to(out.dtype))
+        _add(out, tokens, selected_experts == index, routing_weights, partial(expert, index))
     return out.view(x.shape)
+
+
+def _add(
+    out: Tensor, tokens: Tensor, chosen: Tensor, routing_weights: Tensor, expert: Callable[[Tensor], Tensor]
+) -> None:
+    """Add an expert's weighted output to the tokens that chose it; `chosen` is [tokens, k]."""
+    if tokens.is_cuda and torch.cuda.is_current_stream_capturing():
+        # A captured graph cannot depend on values: the expert sees every token, and is added where it was chosen.
+        weight = torch.where(chosen, routing_weights, 0).sum(dim=-1, keepdim=True)
+        out += torch.where(chosen.any(dim=-1, keepdim=True), expert(tokens) * weight, 0).to(out.dtype)
+        return
+    rows, slots = torch.where(chosen)
+    if rows.numel():
+        weighted = expert(tokens[rows]) * routing_weights[rows, slots, None]
+        out.index_add_(0, rows, weighted.to(out.dtype))
 
 
 def _swish(alpha: float) -> Activation:

@@ -17,14 +17,26 @@ def fresh_seed() -> int:
 
 
 def random_prompt(
-    vocab_size: int, batch: int, length: int, seed: int, start: int = 0, device: str | torch.device = "cpu"
+    vocab_size: int,
+    batch: int,
+    length: int,
+    seed: int,
+    start: int = 0,
+    device: str | torch.device = "cpu",
+    *,
+    counted: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Return random `input_ids` and `position_ids`, both [batch, length] int64.
 
     Each row's positions begin at a random place in `start` + 1 to `start` + 8 and go up by one or two: a model that
     counts by itself, or only looks at the first position, is found out. The largest is below `start` + 8 + 2 `length`.
+    With `counted` they are 0, 1, 2 and so on, as a Hugging Face model that takes no positions counts them.
     """
     generator = torch.Generator().manual_seed(seed)
+    if counted:
+        input_ids = torch.randint(vocab_size, (batch, start + length), generator=generator)
+        counts = torch.arange(start + length).expand(batch, -1).contiguous()
+        return {"input_ids": input_ids.to(device), "position_ids": counts.to(device)}
     input_ids = torch.randint(vocab_size, (batch, length), generator=generator)
     first = start + 1 + torch.randperm(8, generator=generator)[:batch, None]
     steps = torch.randint(1, 3, (batch, length - 1), generator=generator)

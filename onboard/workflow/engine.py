@@ -77,6 +77,8 @@ def open_run(model: str, root: Path, options: RunOptions) -> RunContext:
 
     A local folder goes by its absolute path from here on, however it was written.
     """
+    if not model:
+        raise UsageError("the name of the model is empty", hint="Give a model's folder or an id such as org/name")
     root, model = root.expanduser().resolve(), identity(model)
     work_dir = work_folder(root, model)
     return RunContext(

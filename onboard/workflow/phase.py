@@ -32,6 +32,8 @@ class RunOptions(StrictModel):
     yes: bool = False
     """The user's consent, given in advance (does not fit in memory)."""
     offline: bool = False
+    strict: bool = False
+    """A fallback of the full run is an error."""
     dry_run: bool = False
     weights: bool = False
     """Fetch the weights at once: a later phase of this run needs them."""

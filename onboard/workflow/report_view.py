@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -163,12 +164,22 @@ _WORK_FILES = (
 
 
 def test_groups(tests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the tests by level, in the order in which they ran, each with its bar on the error scale."""
+    """Return the tests by level, in the order in which they ran, each with its bar on the error scale.
+
+    Skipped ones are only counted, by reason.
+    """
     levels: dict[str, list[dict[str, Any]]] = {}
     for test in tests:
         row = test | {"bar": error_position(test["error"]), "tick": error_position(test["tolerance"])}
         levels.setdefault(test["level"], []).append(row)
-    return [{"level": level.replace("_", " "), "rows": rows} for level, rows in levels.items()]
+    return [
+        {
+            "level": level.replace("_", " "),
+            "rows": [row for row in rows if row["status"] != "skipped"],
+            "skipped": Counter(row["message"] for row in rows if row["status"] == "skipped"),
+        }
+        for level, rows in levels.items()
+    ]
 
 
 def error_position(error: float | None) -> float | None:

@@ -8,7 +8,8 @@
 | `calls.py` | calls: of modules, helpers, tensor methods, builtins |
 | `objects.py` | namespaces and attributes; transformers' masks, outputs, attention dispatch |
 | `canonical.py`, `blocks.py` | what has a canonical form: attention and RoPE; norms and rotary embeddings |
-| `classes.py`, `facts.py`, `results.py` | classes and functions, and what all uses of one have in common |
+| `scores.py` | attention that modeling code writes out |
+| `classes.py`, `state.py`, `facts.py`, `results.py` | classes and functions, and what all uses of one have in common |
 | `prune.py`, `cleanup.py` | what is left of `__init__` once `forward` is known; dead code and copies |
 | `emit.py`, `printer.py` | classes to text |
 """

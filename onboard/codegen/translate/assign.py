@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
+from onboard.codegen.translate import objects
 from onboard.codegen.translate.evaluate import bind_result, code, evaluate, settle
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     COMPLEX,
     Code,
+    Config,
     Half,
     Hole,
     Instance,
@@ -37,10 +39,18 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             _unpack(targets, value, frame, origin)
         case ast.Attribute(value=ast.Name(id="self"), attr=attr):
             store_attribute(attr, settle(value, frame), frame, origin)
+        case ast.Attribute(value=owner, attr=attr) if _states_a_fact(owner, attr, value, frame):
+            return
         case ast.Subscript():
             _store_item(target, settle(value, frame), frame, origin)
         case _:
             raise Untranslatable(f"an assignment to {ast.unparse(target)}")
+
+
+def _states_a_fact(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
+    """Whether `config.attr = value` says what every generated model takes for granted."""
+    fact = objects.CONFIG_FACTS.get(attr)
+    return isinstance(evaluate(owner, frame), Config) and isinstance(value, Known) and value.value is fact
 
 
 def _store_name(variable: str, value: Value, frame: Frame, origin: ast.AST) -> None:
@@ -142,7 +152,9 @@ def _unpack_code(targets: list[ast.expr], value: Code, frame: Frame, origin: ast
 def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | None) -> None:
     """Assign `self.attr`; only `__init__` may."""
     if frame.kind != "init":
-        raise Untranslatable(f"forward assigns self.{attr}")
+        if isinstance(value, Code) and ast.unparse(value.expr).split(".to(")[0] == f"self.{attr}":
+            return  # moved to where the tensors are
+        raise Grows(f"forward assigns self.{attr}")
     path = attribute(name("self"), attr)
     assert isinstance(path, ast.Attribute)
     target = ast.Attribute(path.value, attr, ast.Store())
@@ -189,6 +201,10 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
         and isinstance(target.value, ast.Name)
     ):
         frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {value.form}")
+
+
+class Grows(Untranslatable):
+    """A forward that replaces a buffer: tables of generated files have all positions from the start."""
 
 
 class Widened(Exception):

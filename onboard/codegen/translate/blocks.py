@@ -12,7 +12,7 @@ from onboard.codegen.translate import experts
 from onboard.codegen.translate.values import COMPLEX, Hole
 
 if TYPE_CHECKING:
-    from onboard.codegen.translate.classes import Routine
+    from onboard.codegen.translate.state import Routine
 
 NORMS = ("rmsnorm", "layernorm", "l2norm")
 
@@ -37,7 +37,7 @@ class Recognised:
 
 def forward(recognised: Recognised, node: ast.FunctionDef, source: ModuleSource) -> Routine:
     """Return the forward of a recognised block from its template; a rotary class is rendered later."""
-    from onboard.codegen.translate.classes import Routine
+    from onboard.codegen.translate.state import Routine
 
     inputs = [item.arg for item in node.args.args[1:]]
     if recognised.kind == "rotary":

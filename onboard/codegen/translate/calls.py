@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from transformers.utils import is_torchdynamo_compiling
 
-from onboard.codegen.translate import canonical, objects
+from onboard.codegen.translate import canonical, objects, scores
 from onboard.codegen.translate.values import (
     NONE,
+    POSITIONS,
+    UPCAST,
     AttentionInterface,
     Code,
     Config,
@@ -113,6 +117,8 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             return _call_global(obj, expr, args, frame)
         case Instance() if all(issubclass(cls, _IDENTITIES) for cls in callee.classes):
             return args.positional[0]
+        case Instance(classes=(cls,)) if cls is nn.Softmax and isinstance(args.positional[0], scores.Scores):
+            return scores.softmax(args.positional[0]) or plain_call(callee.expr, args)
         case Instance():
             return frame.translator.call_module(callee, args, frame)
         case MaskMaker():
@@ -153,8 +159,20 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
 
 def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
     """Return a tensor method's result; a transposition of heads and sequence is put off as long as it can be."""
+    if isinstance(owner, scores.Scores):
+        bare = plain_call(attribute(owner.expr, attr), Args([], args.keywords, []))
+        if (found := scores.method(owner, attr, args, bare.expr)) is not None:
+            return found
     known = [value.value for value in args.positional if isinstance(value, Known)]
+    if (attr == "float" or (attr == "to" and _is_float32(args))) and owner.form is None and not owner.static:
+        return replace(_cast(owner, attr, args), form=UPCAST)
     if attr == "transpose" and sorted(map(str, known)) == ["1", "2"] and not owner.static:
+        return Code(owner.expr, transposed=not owner.transposed)
+    if owner.form == POSITIONS and (
+        attr in ("expand", "long", "to", "repeat") or (attr == "unsqueeze" and known == [0])
+    ):
+        return owner
+    if attr == "permute" and known == [0, 2, 1, 3] and len(args.positional) == 4:
         return Code(owner.expr, transposed=not owner.transposed)
     if attr == "contiguous" and (owner.transposed or _is_reshaped(owner.expr)):
         return owner
@@ -166,6 +184,16 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
     if owner.transposed and attr == "view":
         attr = "reshape"  # a transposed tensor has no view of another shape
     return plain_call(attribute(residual(owner), attr), args, owner.static and args.static())
+
+
+def _is_float32(args: Args) -> bool:
+    return (
+        len(args.positional) == 1 and isinstance(args.positional[0], Global) and args.positional[0].obj is torch.float32
+    )
+
+
+def _cast(owner: Code, attr: str, args: Args) -> Code:
+    return Code(plain_call(attribute(owner.expr, attr), args).expr, transposed=owner.transposed)
 
 
 def _is_device(value: Value) -> bool:
@@ -212,6 +240,12 @@ def _mapping_method(owner: Mapping, attr: str, args: Args, frame: Frame) -> Valu
 def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if obj in _DROPOUTS:
         return args.positional[0]
+    if obj is copy.deepcopy and isinstance(args.positional[0], Config):
+        return args.positional[0]
+    if obj is torch.arange and (counted := _counted(args, frame)) is not None:
+        return counted
+    if obj is is_torchdynamo_compiling:
+        return Known(True)  # generated code is made for export
     if (handler := _BUILTINS.get(obj) if isinstance(obj, type) or callable(obj) else None) is not None:
         return handler(expr, args, frame)
     if objects.is_output(obj):
@@ -222,7 +256,25 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return canonical.rope(obj, op, args)
     if frame.translator.is_helper(obj):
         return frame.translator.call_function(obj, args, frame)
-    return plain_call(expr, args, args.static() and not _is_torch(obj))
+    static = args.static() and not _is_torch(obj)
+    if not static and (attended := scores.call_of(obj, args, _unmasked_call(expr, args))) is not None:
+        return attended
+    return plain_call(expr, args, static)
+
+
+def _unmasked_call(expr: ast.expr, args: Args) -> ast.expr:
+    """Return a call's code with scores as they are before the mask."""
+    bare = [replace(item, masked=False) if isinstance(item, Code) else item for item in args.positional]
+    plain = [item for item in bare if not isinstance(item, Mask)]
+    return plain_call(expr, Args(plain, args.keywords, [])).expr
+
+
+def _counted(args: Args, frame: Frame) -> Code | None:
+    """Return positions for `torch.arange([0,] length)` of a length that is known at run time only."""
+    match args.positional:
+        case [Code(static=False)] | [Known(value=0), Code(static=False)]:
+            return objects.positions(frame)
+    return None
 
 
 def _is_torch(obj: Any) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Mapping as MappingABC
-from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
+from onboard.analysis.tiny import counts_positions
 from onboard.codegen.translate import blocks, cleanup, experts, objects
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
@@ -29,20 +30,18 @@ from onboard.codegen.translate.facts import (
 )
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.results import finish_returns
+from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
     NONE,
     Code,
     Config,
     Env,
-    Global,
     Instance,
     Items,
     Known,
     Made,
     Mapping,
-    Mask,
     Method,
-    ModuleList,
     Result,
     Self,
     Untranslatable,
@@ -60,66 +59,6 @@ from onboard.codegen.translate.values import (
 
 class Restart(Exception):
     """Facts grew: what was translated with the old ones is void."""
-
-
-@dataclass
-class Routine:
-    """A translated function: its lean parameters, its body, and what a caller gets."""
-
-    node: ast.FunctionDef
-    source: ModuleSource
-    parameters: list[str] = field(default_factory=list)
-    body: list[ast.stmt] = field(default_factory=list)
-    shape: Value = NONE
-    holes: int = 0
-
-
-@dataclass(eq=False)
-class ClassState:
-    """A class under translation."""
-
-    cls: type
-    translator: Translator
-    attributes: dict[str, Value] = field(default_factory=dict)
-    init: Routine | None = None
-    methods: dict[str, Routine] = field(default_factory=dict)
-    guards: list[ast.expr] = field(default_factory=list)
-    read_outside: set[str] = field(default_factory=set)
-    """Attributes that other classes read."""
-
-    def has(self, attr: str) -> bool:
-        """Whether `self.attr` exists."""
-        return attr in self.attributes or hasattr(self.cls, attr)
-
-    def attribute(self, attr: str, owner: ast.expr, frame: Frame) -> Value:
-        """Return `owner.attr` for an instance `owner` of this class."""
-        path = attribute(owner, attr)
-        if not (isinstance(owner, ast.Name) and owner.id == "self"):
-            self.read_outside.add(attr)
-        elif frame.kind == "init" and f"self.{attr}" in frame.env.values:
-            return frame.env.values[f"self.{attr}"]
-        match value := self.attributes.get(attr):
-            case Known() | Mask():
-                return value
-            case Instance():
-                return replace(value, expr=path)
-            case ModuleList(made=made):
-                return ModuleList(made, path)
-            case Config():
-                return Config(path)
-            case Code(static=static):
-                return Code(path, static)
-            case Global():
-                return value
-        return objects.module_fact(attr) or self._class_attribute(attr, path)
-
-    def _class_attribute(self, attr: str, path: ast.expr) -> Value:
-        value = inspect.getattr_static(self.cls, attr, None)
-        if isinstance(value, bool | int | float | str):
-            return Known(value)
-        if inspect.isroutine(value) or isinstance(value, staticmethod | classmethod):
-            return Method(Self(), attr)
-        return Code(path)
 
 
 class Translator:
@@ -140,6 +79,11 @@ class Translator:
         self.rope_ops = rope_ops
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.reset()
+
+    @cached_property
+    def counts_positions(self) -> bool:
+        """Whether transformers' model counts positions by itself, so that what it counts is `position_ids` here."""
+        return counts_positions(self.model)
 
     def reset(self) -> None:
         """Forget translations, keep facts."""
@@ -235,7 +179,7 @@ class Translator:
             raise Untranslatable(f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}")
         routines = [self._method(state, "forward", args) for state in self.reached(module)]
         keeps_order = self._keeps_order(module, args)
-        results = [self._result(module.expr, r, bind(r.node, args, method=True)[0], keeps_order) for r in routines]
+        results = [self._result(module.expr, r, _all_bound(r.node, args), keeps_order) for r in routines]
         if not all(_same_call(results[0], result) for result in results):
             raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
         return results[0]
@@ -255,21 +199,25 @@ class Translator:
 
     def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value:
         """Return `self.attr(...)`."""
-        assert frame.cls is not None
-        value = frame.cls.attribute(attr, name("self"), frame)
+        state = frame.cls or frame.caller
+        assert state is not None
+        value = state.attribute(attr, name("self"), frame)
         if not isinstance(value, Method):
             return call_value(value, args, frame)
         if attr == "register_buffer" and frame.kind == "init":
             return self._register_buffer(args, frame)
-        found = find_method(frame.cls.cls, attr)
+        found = find_method(state.cls, attr)
         if found is None or found[0].__module__.startswith("transformers.modeling_utils"):
             return NONE  # checks and bookkeeping of transformers' base class
         if found[0].__module__.startswith("torch."):
             return plain_call(attribute(name("self"), attr), args)
-        routine = self._method(frame.cls, attr, args)
+        if frame.kind == "init" and _sets_attributes(found[1]):
+            self._execute_inside(*found, args, frame)
+            return NONE
+        routine = self._method(state, attr, args)
         static = "staticmethod" in {ast.unparse(item) for item in found[1].decorator_list}
-        bound, _ = bind(routine.node, args, method=not static)
-        return self._result(attribute(name("self"), attr), routine, bound, False)
+        bound, rest = bind(routine.node, args, method=not static)
+        return self._result(attribute(name("self"), attr), routine, rest | bound, False)
 
     def _register_buffer(self, args: Args, frame: Frame) -> Value:
         key = args.positional[0]
@@ -291,7 +239,9 @@ class Translator:
             "transformers.modeling_utils",
             "transformers.modeling_layers",
         ):
-            self._inline_init(base, args, frame)
+            found = find_method(base, "__init__")
+            assert found is not None
+            self._execute_inside(*found, args, frame)
             return NONE
         arguments = args if base.__module__.startswith("torch.") and base is not nn.Module else Args([], {}, [])
         frame.emit(ast.Expr(plain_call(attribute(call(name("super")), "__init__"), arguments).expr))
@@ -301,10 +251,8 @@ class Translator:
             frame.env.values["self.config"] = configs[0]
         return NONE
 
-    def _inline_init(self, base: type, args: Args, frame: Frame) -> None:
-        found = find_method(base, "__init__")
-        assert found is not None
-        owner, node = found
+    def _execute_inside(self, owner: type, node: ast.FunctionDef, args: Args, frame: Frame) -> None:
+        """Write what a method does into the `__init__` that calls it."""
         bound, rest = bind(node, args, method=True)
         inner = Frame(self, module_source(owner.__module__), "init", frame.cls, owner, out=frame.out)
         inner.env = Env({key: value for key, value in frame.env.values.items() if key.startswith("self.")})
@@ -319,7 +267,7 @@ class Translator:
         node = source.functions.get(function.__name__)
         if node is None:
             raise Untranslatable(f"the helper {function.__name__}")
-        inlined = self._inline(node, source, args)
+        inlined = self._inline(node, source, args, frame.cls or frame.caller)
         if inlined is not None:
             return inlined
         key = function.__name__
@@ -330,9 +278,11 @@ class Translator:
             self.functions[key] = self._routine(node, inner, self.facts["function", key])
         return self._result(name(key), self.functions[key], bound, False)
 
-    def _inline(self, node: ast.FunctionDef, source: ModuleSource, args: Args) -> Value | None:
+    def _inline(
+        self, node: ast.FunctionDef, source: ModuleSource, args: Args, caller: ClassState | None
+    ) -> Value | None:
         bound, rest = bind(node, args, method=False)
-        inner = Frame(self, source, "function")
+        inner = Frame(self, source, "function", caller=caller)
         inner.env.values.update(_defaults(node, inner) | bound | rest)
         try:
             execute(node.body, inner)
@@ -391,6 +341,8 @@ class Translator:
         used = cleanup.free_names(routine.body)
         order = [item.arg for item in (*node.args.args, *node.args.kwonlyargs)]
         routine.parameters = [key for key in dict.fromkeys((*order, *facts)) if key in used and key in facts]
+        if "position_ids" in used - facts.keys():
+            routine.parameters.append("position_ids")  # counted here by transformers
         return routine
 
     def _result(self, function: ast.expr, routine: Routine, bound: dict[str, Value], keeps_order: bool) -> Value:
@@ -398,7 +350,8 @@ class Translator:
         missing = [key for key in routine.parameters if key not in bound]
         arguments = []
         for key in routine.parameters:
-            value = NONE if key in missing else bound[key]
+            absent = Code(name("position_ids")) if key == "position_ids" and self.counts_positions else NONE
+            value = absent if key in missing else bound[key]
             arguments.append(residual(untransposed(value) if keeps_order else value))
         called = ast.Call(function, arguments, [])
         if routine.holes > 1:
@@ -420,6 +373,19 @@ class Translator:
             self.facts[key] = joined
             if translated:
                 raise Restart
+
+
+def _sets_attributes(node: ast.FunctionDef) -> bool:
+    """Whether a method works on `self` and returns nothing."""
+    inside = list(ast.walk(node))
+    stores = [item for item in inside if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Store)]
+    return bool(stores) and not any(isinstance(item, ast.Return) and item.value is not None for item in inside)
+
+
+def _all_bound(node: ast.FunctionDef, args: Args) -> dict[str, Value]:
+    """Return what a call of a forward passes, by name, `**kwargs` too."""
+    bound, rest = bind(node, args, method=True)
+    return rest | bound
 
 
 def _same_call(first: Value, second: Value) -> bool:

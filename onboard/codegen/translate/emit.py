@@ -10,13 +10,25 @@ from torch import nn
 
 from onboard.analysis.source import find_method, module_source
 from onboard.codegen.translate import cleanup, experts
-from onboard.codegen.translate.classes import ClassState, Routine, Translator
+from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.execute import execute
 from onboard.codegen.translate.facts import default_nodes
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.prune import ReplaceAttribute, prune
-from onboard.codegen.translate.values import NONE, Code, Config, Hole, Output, Untranslatable, attribute, name, residual
+from onboard.codegen.translate.state import ClassState, Routine
+from onboard.codegen.translate.values import (
+    NONE,
+    Code,
+    Config,
+    Hole,
+    Instance,
+    Output,
+    Untranslatable,
+    attribute,
+    name,
+    residual,
+)
 
 _SIMPLE = {"int", "float", "bool", "str"}
 
@@ -42,6 +54,8 @@ class ClassText:
     methods: list[MethodText]
     reads: set[str]
     """Global names that the code mentions."""
+    weights_only: list[str]
+    """Modules that nothing runs."""
 
 
 def emit(translator: Translator, top: ClassState, config_class: str) -> tuple[list[ClassText], list[MethodText]]:
@@ -119,8 +133,9 @@ def _class_text(
     trees = [*state.init.body, *state.guards, *(s for routine in state.methods.values() for s in routine.body)]
     reads = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)} | {"torch", "nn"}
     kind = recognised.kind if recognised else ""
+    unrun = [attr for attr in state.weights_only if isinstance(state.attributes[attr], Instance)]
     base = "nn.ModuleList" if experts.is_separate(recognised) else _base(state.cls)
-    return ClassText(state.cls.__name__, base, kind, state.cls, methods, reads)
+    return ClassText(state.cls.__name__, base, kind, state.cls, methods, reads, unrun)
 
 
 def _base(cls: type) -> str:

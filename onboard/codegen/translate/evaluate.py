@@ -6,13 +6,15 @@ import ast
 import builtins
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from onboard.codegen.translate import calls, objects
+from onboard.codegen.translate import calls, objects, scores
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     COMPLEX,
     NONE,
+    POSITIONS,
     Code,
     Env,
     Global,
@@ -24,6 +26,7 @@ from onboard.codegen.translate.values import (
     Mask,
     MaskMaker,
     ModuleList,
+    Output,
     Result,
     Untranslatable,
     Value,
@@ -126,8 +129,14 @@ def _subscript(node: ast.Subscript, frame: Frame) -> Value:
     owner = settle(evaluate(node.value, frame), frame)
     if isinstance(node.slice, ast.Slice) and isinstance(owner, ModuleList):
         return _slice_modules(owner, node.slice, frame)
-    index = evaluate(node.slice, frame)
+    return _item(owner, evaluate(node.slice, frame), node, frame)
+
+
+def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value:
     match owner, index:
+        case Output(fields=fields), Known(value=int() | slice()):
+            given = Items(tuple(value for value in fields.values() if not same(value, NONE)))
+            return _item(given, index, node, frame)
         case Mask(), _:
             return owner  # one of a dict of masks
         case Items(items=items), Known(value=int() as position):
@@ -136,6 +145,8 @@ def _subscript(node: ast.Subscript, frame: Frame) -> Value:
             return Items(items[part])
         case Known(value=known), Known(value=key):
             return Known(known[key])
+        case Global(obj=dict() as table), Known(value=key) if "eager" in table and key not in table:
+            return Global(table["eager"], name(table["eager"].__name__))  # a table of attention classes
         case Mapping(items=entries), Known(value=str() as key):
             if key not in entries:
                 raise Untranslatable(f"the missing key {key!r} at {frame.source.location(node)}")
@@ -146,6 +157,8 @@ def _subscript(node: ast.Subscript, frame: Frame) -> Value:
                 return values[0]
         case ModuleList(made=made), _:
             return Instance(made, ast.Subscript(owner.expr, residual(index), ast.Load()))
+        case Code(form=str() as form), Items(items=(Known(value=None), *_)) if form == POSITIONS:
+            return owner
         case Code(form=str() as form), Known(value=int() as part) if form == COMPLEX:
             return Half(owner, part)
         case Code(form=str() as form), _ if form == f"dict of {COMPLEX}":
@@ -209,8 +222,14 @@ def _binop(node: ast.BinOp, frame: Frame) -> Value:
 
 def binary(op: ast.operator, left: Value, right: Value) -> Value:
     """Return `left op right`."""
+    if (attended := _scores(op, left, right)) is not None:
+        return attended
     if isinstance(left, Known) and isinstance(right, Known) and type(op) in _BINARY:
         return Known(_BINARY[type(op)](left.value, right.value))
+    if isinstance(op, ast.Add) and same(right, Known(0)) and isinstance(left, Code):
+        return left
+    if isinstance(op, ast.Add) and same(left, Known(0)) and isinstance(right, Code):
+        return right
     if isinstance(op, ast.Add) and isinstance(left, Items) and isinstance(right, Items):
         return Items(left.items + right.items)
     transposed = [isinstance(side, Code) and side.transposed for side in (left, right)]
@@ -221,6 +240,19 @@ def binary(op: ast.operator, left: Value, right: Value) -> Value:
     if isinstance(op, ast.Pow) and isinstance(left, Known) and left.value < 0:
         base = ast.UnaryOp(ast.USub(), residual(Known(-left.value)))  # -2 ** x would be -(2 ** x)
     return Code(ast.BinOp(base, op, residual(right)), is_static(left) and is_static(right))
+
+
+def _scores(op: ast.operator, left: Value, right: Value) -> Value | None:
+    """Return `left op right` where it may be part of attention."""
+    if isinstance(op, ast.MatMult):
+        if isinstance(left, scores.Scores) and left.normed:
+            return scores.product(left, right, left.expr)
+        return scores.product(left, right, ast.BinOp(residual(left), op, residual(right)))
+    if not any(isinstance(side, scores.Scores) for side in (left, right)):
+        return None
+    bare = [replace(side, masked=False) if isinstance(side, Code) else side for side in (left, right)]
+    codes = [ast.Constant(None) if isinstance(side, Mask) else residual(side) for side in bare]
+    return scores.combined(op, left, right, ast.BinOp(codes[0], op, codes[1]))
 
 
 def _unary(node: ast.UnaryOp, frame: Frame) -> Value:
@@ -265,18 +297,17 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
     if isinstance(left, Known) and isinstance(right, Known):
         return Known(_COMPARE[type(op)](left.value, right.value))
     if isinstance(op, ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
-        if isinstance(left, Mask):
-            raise Untranslatable(f"attention that reads its mask at {frame.source.location(node)}")
         optional = isinstance(left, Instance) and left.optional
         if optional:
             return Code(ast.Compare(residual(left), [op], [residual(right)]), static=True)
-        maybe_none = isinstance(left, Code) and left.static
+        maybe_none = isinstance(left, Code) and (left.static or left.optional)
         if not maybe_none:
             return Known(isinstance(op, ast.IsNot))
     match op, left, right:
         case ast.In() | ast.NotIn(), Known(value=str() as key), Mapping(items=entries):
             return Known((key in entries) is isinstance(op, ast.In))
-    return Code(ast.Compare(residual(left), [op], [residual(right)]), is_static(left) and is_static(right))
+    static = is_static(right) and (is_static(left) or isinstance(left, Instance))
+    return Code(ast.Compare(residual(left), [op], [residual(right)]), static)
 
 
 def _ifexp(node: ast.IfExp, frame: Frame) -> Value:

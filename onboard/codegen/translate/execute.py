@@ -6,9 +6,10 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from onboard.codegen.translate.assign import Widened, store
+from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.evaluate import binary, code, evaluate, settle, truth
 from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.scores import without_weights
 from onboard.codegen.translate.values import (
     NONE,
     Code,
@@ -59,7 +60,7 @@ def _aug_assign(node: ast.AugAssign, frame: Frame) -> None:
     """A tensor is changed in place, as other names for it see; everything else is computed anew."""
     old = evaluate(ast.copy_location(_as_load(node.target), node), frame)
     operand = settle(evaluate(node.value, frame), frame)
-    if isinstance(node.target, ast.Name) and isinstance(old, Code) and not old.static and not old.transposed:
+    if isinstance(node.target, ast.Name) and type(old) is Code and not old.static and not old.transposed:
         frame.emit(ast.AugAssign(name(node.target.id, store=True), node.op, residual(operand)), node)
         return
     store(node.target, binary(node.op, old, operand), frame, node)
@@ -85,7 +86,7 @@ def _in_place(node: ast.Call) -> bool:
 
 
 def _return(node: ast.Return, frame: Frame) -> str:
-    value = NONE if node.value is None else evaluate(node.value, frame)
+    value = NONE if node.value is None else without_weights(evaluate(node.value, frame))
     statement = ast.Return(None)
     frame.returns.append((statement, value))
     frame.emit(statement, node)
@@ -93,7 +94,12 @@ def _return(node: ast.Return, frame: Frame) -> str:
 
 
 def _if(node: ast.If, frame: Frame) -> str | None:
-    test = evaluate(node.test, frame)
+    try:
+        test = evaluate(node.test, frame)
+    except Untranslatable:
+        if [type(item) for item in node.body] == [ast.Raise] and not node.orelse:
+            return None  # a check of arguments that generated code does not have
+        raise
     decided = truth(test)
     if decided is not None:
         ending = execute(node.body if decided else node.orelse, frame)
@@ -105,6 +111,8 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
     """Keep both sides; where one has no translation, take this config's side and guard it."""
     sides = [_side(body, frame) for body in (node.body, node.orelse)]
     failed = [isinstance(side, Untranslatable) for side in sides]
+    if isinstance(sides[0], Grows) and not node.orelse:
+        return None
     if any(failed):
         return _fold(node, test, sides, frame)
     (body, body_env, body_end), (orelse, else_env, else_end) = sides
@@ -205,8 +213,11 @@ def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
             and isinstance(value.expr, ast.Name)
             and value.expr.id == key
         ):
-            statements.append(ast.Assign([name(key, store=True)], residual(value)))
-    return Code(name(key), all(map(is_static, values)))
+            lies = isinstance(value, Code) and value.transposed  # what comes after may need it as it looks
+            new = call(attribute(residual(value), "contiguous")) if lies else residual(value)
+            statements.append(ast.Assign([name(key, store=True)], new))
+    optional = any(same(value, NONE) or (isinstance(value, Code) and value.optional) for value in values)
+    return Code(name(key), all(map(is_static, values)), optional=optional)
 
 
 def _for(node: ast.For, frame: Frame) -> str | None:

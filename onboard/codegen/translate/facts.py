@@ -6,6 +6,7 @@ import ast
 
 from onboard.codegen.translate.calls import Args
 from onboard.codegen.translate.values import (
+    COMPLEX,
     Code,
     Config,
     Half,
@@ -21,12 +22,15 @@ from onboard.codegen.translate.values import (
 
 def bind(node: ast.FunctionDef, args: Args, *, method: bool) -> tuple[dict[str, Value], dict[str, Value]]:
     """Bind arguments to a definition's parameters; return them and what falls into `**kwargs`."""
-    if args.stars or node.args.vararg is not None:
+    if args.stars:
         raise Untranslatable(f"a call of {node.name} with *args")
     names = [item.arg for item in (*node.args.posonlyargs, *node.args.args)][1 if method else 0 :]
-    if len(args.positional) > len(names):
+    extra = args.positional[len(names) :]
+    if extra and node.args.vararg is None:
         raise Untranslatable(f"too many arguments for {node.name}")
     bound = dict(zip(names, args.positional, strict=False))
+    if node.args.vararg is not None:
+        bound[node.args.vararg.arg] = Items(tuple(extra))
     named = {*names, *(item.arg for item in node.args.kwonlyargs)}
     bound |= {key: value for key, value in args.keywords.items() if key in named}
     rest = {key: value for key, value in args.keywords.items() if key not in named}
@@ -56,8 +60,8 @@ def fact_of(value: Value) -> Value:
     match value:
         case Known() | Config() | Mask():
             return value
-        case Code(static=static, form=form):
-            return Code(name("_"), static, form=form)
+        case Code(static=static, form=form, optional=optional):
+            return Code(name("_"), static, form=form, optional=optional)
         case Items(items=(Half(whole=whole), Half())):
             return Code(name("_"), form=whole.form)
         case Items(items=items):
@@ -69,7 +73,7 @@ def join_facts(old: Value, new: Value) -> Value:
     """Return what holds for both of two uses."""
     if same_fact(old, new):
         return old
-    if isinstance(old, Code) and isinstance(new, Code) and old.form != new.form:
+    if isinstance(old, Code) and isinstance(new, Code) and old.form != new.form and COMPLEX in (old.form, new.form):
         raise Untranslatable("an argument that is a complex RoPE table here and something else there")
     static = all(isinstance(item, Known | Config) or (isinstance(item, Code) and item.static) for item in (old, new))
     return Code(name("_"), static)
@@ -78,7 +82,7 @@ def join_facts(old: Value, new: Value) -> Value:
 def same_fact(old: Value, new: Value) -> bool:
     """Whether two facts say the same."""
     if isinstance(old, Code) and isinstance(new, Code):
-        return old.static == new.static and old.form == new.form
+        return (old.static, old.form, old.optional) == (new.static, new.form, new.optional)
     return same(old, new)
 
 
@@ -89,8 +93,8 @@ def as_parameters(facts: dict[str, Value]) -> dict[str, Value]:
         match fact:
             case Config():
                 values[key] = Config(name(key))
-            case Code(static=static, form=form):
-                values[key] = Code(name(key), static, form=form)
+            case Code(static=static, form=form, optional=optional):
+                values[key] = Code(name(key), static, form=form, optional=optional)
             case _:
                 values[key] = fact
     return values

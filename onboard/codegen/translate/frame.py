@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from onboard.analysis.source import ModuleSource
+from onboard.codegen.translate.scores import Scores
 from onboard.codegen.translate.values import Code, Env, Items, Mapping, Output, Value, name
 
 if TYPE_CHECKING:
-    from onboard.codegen.translate.classes import ClassState, Translator
+    from onboard.codegen.translate.classes import Translator
+    from onboard.codegen.translate.state import ClassState
 
 
 @dataclass
@@ -29,6 +31,8 @@ class Frame:
     env: Env = field(default_factory=Env)
     out: list[ast.stmt] = field(default_factory=list)
     returns: list[tuple[ast.Return, Value]] = field(default_factory=list)
+    caller: ClassState | None = None
+    """The class from whose code a helper function is called: it may be handed a method of it."""
     loops: int = 0
     """How many loops the evaluated statement lies in."""
 
@@ -60,10 +64,16 @@ class Frame:
     def bind(self, variable: str, value: Value, origin: ast.AST | None = None) -> None:
         """Assign a value to a local variable; run-time values leave an assignment behind."""
         self._protect(variable, origin)
+        if isinstance(value, Scores):
+            if not value.masked:
+                self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
+                value = replace(value, expr=name(variable))
+            self.env.values[variable] = value
+            return
         if isinstance(value, Code):
             if not (isinstance(value.expr, ast.Name) and value.expr.id == variable):
                 self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
-            value = Code(name(variable), value.static, value.transposed, value.form)
+            value = Code(name(variable), value.static, value.transposed, value.form, value.optional)
         self.env.values[variable] = value
 
     def fresh(self, stem: str) -> str:
@@ -76,7 +86,7 @@ class Frame:
     def _protect(self, variable: str, origin: ast.AST | None) -> None:
         """Save the old value of `variable` where tuples or dicts in other variables still mean it."""
         for key, value in list(self.env.values.items()):
-            if key != variable and isinstance(value, Items | Mapping | Output) and _mentions(value, variable):
+            if key != variable and isinstance(value, Items | Mapping | Output | Scores) and _mentions(value, variable):
                 copy = self.fresh(f"{variable}_before")
                 self.emit(ast.Assign([name(copy, store=True)], name(variable)), origin)
                 self.env.values[key] = _renamed(value, variable, copy)
@@ -94,6 +104,8 @@ def _parts(value: Value) -> list[Value]:
 
 
 def _mentions(value: Value, variable: str) -> bool:
+    if isinstance(value, Scores):
+        return any(_mentions(Code(part), variable) for part in value.parts())
     if isinstance(value, Code):
         return any(isinstance(node, ast.Name) and node.id == variable for node in ast.walk(value.expr))
     return any(_mentions(part, variable) for part in _parts(value))
@@ -101,6 +113,8 @@ def _mentions(value: Value, variable: str) -> bool:
 
 def _renamed(value: Value, old: str, new: str) -> Value:
     match value:
+        case Scores():
+            return value.renamed(_Rename(old, new).visit)
         case Code(expr=expr):
             return Code(_Rename(old, new).visit(expr), value.static, value.transposed, value.form)
         case Items(items=items):

@@ -13,6 +13,7 @@ from transformers.utils import ModelOutput
 
 from onboard.codegen.translate.values import (
     NONE,
+    POSITIONS,
     Code,
     Config,
     Global,
@@ -44,6 +45,9 @@ CONFIG_FACTS: dict[str, Any] = {
     "return_dict": True,
     "use_return_dict": True,
     "is_encoder_decoder": False,
+    "is_decoder": True,
+    "add_cross_attention": False,
+    "chunk_size_feed_forward": 0,
     "gradient_checkpointing": False,
     "_attn_implementation": "onboard",
 }
@@ -60,6 +64,16 @@ def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
         return Known(obj)
     frame.translator.remember_global(identifier, obj, frame.source)
     return Global(obj, name(identifier))
+
+
+def positions(frame: Frame) -> Code | None:
+    """Return what stands for `torch.arange(sequence)` in a model that counts positions by itself.
+
+    A forward that does not get `position_ids` is given them by its callers, see `Translator`.
+    """
+    if frame.kind != "forward" or not frame.translator.counts_positions:
+        return None
+    return Code(name("position_ids"), form=POSITIONS)
 
 
 def is_attention_dispatch(value: Value) -> bool:
@@ -93,6 +107,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return frame.translator.reached(owner)[0].attribute(attr, expr, frame)
         case Mapping() | ModuleList():
             return Method(owner, attr)
+        case Code(expr=expr, masked=True) if attr in (*_OF_ANY_SHAPE, "shape"):
+            return Code(attribute(expr, attr))
         case Code(expr=expr, transposed=True) if attr in _OF_ANY_SHAPE:
             return Code(attribute(expr, attr))
         case Code(static=static):

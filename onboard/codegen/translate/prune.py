@@ -10,8 +10,12 @@ import ast
 from collections.abc import Iterable
 from copy import deepcopy
 
+from torch import nn
+
 from onboard.codegen.translate import cleanup
-from onboard.codegen.translate.classes import ClassState, Translator
+from onboard.codegen.translate.classes import Translator
+from onboard.codegen.translate.state import ClassState
+from onboard.codegen.translate.values import Instance
 
 
 def prune(translator: Translator) -> None:
@@ -26,7 +30,9 @@ def _prune_class(state: ClassState, translator: Translator, done: set[str]) -> N
         return
     done.add(state.cls.__name__)
     assert state.init is not None
-    live = frozenset(f"self.{attr}" for attr in attributes_read(state))
+    read = attributes_read(state)
+    state.weights_only = [attr for attr in state.attributes if attr not in read and _has_weights(state, attr)]
+    live = frozenset(f"self.{attr}" for attr in (*read, *state.weights_only))
     body = cleanup.clean(deepcopy(state.init.body), live)
     by_name = {other.cls.__name__: other for other in translator.states.values()}
     for called in _constructions(body, by_name):
@@ -43,6 +49,19 @@ def _prune_class(state: ClassState, translator: Translator, done: set[str]) -> N
     free = cleanup.free_names([*body, *_tests(state.guards)], live)
     own = translator.recognised.get(state.cls.__name__)
     state.init.parameters = ["config"] if own is not None and own.own_init else [key for key in names if key in free]
+
+
+def _has_weights(state: ClassState, attr: str) -> bool:
+    """Whether an attribute is a parameter, or a module with parameters that the generated file can make."""
+    value = state.attributes[attr]
+    known = isinstance(value, Instance) and all(
+        cls in state.translator.states or cls.__module__.startswith("torch.") for cls in value.classes
+    )
+    modules = [module for module in state.translator.model.modules() if type(module) is state.cls]
+    inside = [getattr(module, attr, None) for module in modules]
+    if any(isinstance(item, nn.Parameter) for item in inside):
+        return True
+    return known and any(isinstance(item, nn.Module) and any(True for _ in item.parameters()) for item in inside)
 
 
 def _tests(guards: Iterable[ast.expr]) -> list[ast.stmt]:

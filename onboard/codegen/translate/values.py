@@ -12,6 +12,12 @@ from typing import Any
 COMPLEX = "complex"
 """Form of a rotary embedding's output that generated code holds as one complex tensor instead of (cos, sin)."""
 
+POSITIONS = "positions"
+"""Form of `position_ids` where they stand for positions of one row that transformers counts."""
+
+UPCAST = "upcast"
+"""Form of a tensor that was cast to float32, as modeling code does with queries and keys before it multiplies them."""
+
 
 class Untranslatable(Exception):
     """A construct that has no translation; the message says which."""
@@ -38,7 +44,15 @@ class Code(Value):
     transposed: bool = False
     """The value is `expr.transpose(1, 2)`: heads and sequence are swapped later, or never."""
     form: str | None = None
-    """`COMPLEX`, or None."""
+    """`COMPLEX`, `POSITIONS`, `UPCAST` or None."""
+    optional: bool = False
+    """It may be None."""
+    masked: bool = False
+    """Its value needs a mask, which generated code does not have: it may become attention, but not be read."""
+
+    def same_as(self, other: Code) -> bool:
+        """Whether another value of this class is certainly equal."""
+        return same_code(self.expr, other.expr) and self.transposed == other.transposed
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +220,10 @@ def residual(value: Value) -> ast.expr:
     match value:
         case Known(value=known):
             return constant(known)
+        case Mask():
+            raise Untranslatable("attention that reads its mask")
+        case Code(masked=True):
+            raise Untranslatable("attention scores that are read once they are masked")
         case Code(expr=expr, transposed=True):
             return call(attribute(expr, "transpose"), ast.Constant(1), ast.Constant(2))
         case Items(items=items):
@@ -245,7 +263,7 @@ def same(first: Value, second: Value) -> bool:
         case Known(value=a), Known(value=b):
             return type(a) is type(b) and bool(a == b)
         case Code(), Code():
-            return same_code(first.expr, second.expr) and first.transposed == second.transposed
+            return type(first) is type(second) and first.same_as(second)
         case Items(items=a), Items(items=b):
             return len(a) == len(b) and all(map(same, a, b))
         case Mapping(items=a), Mapping(items=b):

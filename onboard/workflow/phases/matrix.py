@@ -38,7 +38,7 @@ class Matrix(Phase):
     """Adds or updates the model's rows in `registry/supported_models.md`."""
 
     name = "matrix"
-    editable: ClassVar[frozenset[str]] = frozenset({"matrix"})
+    shared: ClassVar[frozenset[str]] = frozenset({"matrix"})
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on what the rows say."""

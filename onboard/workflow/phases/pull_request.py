@@ -89,7 +89,7 @@ def template_values(context: RunContext) -> dict[str, Any]:
         "spec": spec,
         "parameters": short_count(spec.num_parameters),
         "checklist": checklist(tests, review, run),
-        "files": [*own_files(context), f"{REGISTRY} (one entry)", f"{MATRIX} (one row a table)"],
+        "files": [*((path, "") for path in own_files(context)), (REGISTRY, "one entry"), (MATRIX, "one row a table")],
         "notes": [*spec.tricky, *limitations(spec, found, run["runs"]), *full["facts"]],
         "prompts": full["prompts"],
         "command": run["command"],

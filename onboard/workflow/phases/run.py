@@ -42,6 +42,7 @@ class Run(Phase):
             "model_file": context.files.digest(model_file),
             "weights": _weights_identity(context),
             "options": [context.options.device, context.options.dtype],
+            **({"strict": True} if context.options.strict else {}),
         }
 
     def run(self, context: RunContext) -> PhaseResult:
@@ -64,6 +65,9 @@ class Run(Phase):
         if status != "success":
             run = next(run for run in runs.values() if run["status"] == status)
             raise OnboardError(f"the {run['description']} run ended in {status}: {run['error']}", hint=f"Log: {log}")
+        if context.options.strict and (facts := runs["full"]["facts"]):
+            more = f" (and {len(facts) - 1} more)" if len(facts) > 1 else ""
+            raise OnboardError(f"--strict: {facts[0]}{more}", hint=f"See {context.relative(path)}")
         artifacts = {"run": path, "run_log": log}
         return PhaseResult(
             artifacts={name: context.relative(path) for name, path in artifacts.items()},

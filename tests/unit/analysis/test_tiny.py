@@ -58,7 +58,7 @@ def _weights(model: nn.Module) -> torch.Tensor:
 
 
 def test_prompts_are_longer_than_the_window_and_lie_on_both_sides_of_the_switch() -> None:
-    below, beyond = (inputs["position_ids"] for inputs in prompts())
+    below, beyond = (inputs["position_ids"] for inputs in prompts(build_tiny(load_config({"model_type": "llama"}))))
     assert below.shape[1] > WINDOW
     assert below.max() < ORIGINAL_POSITIONS < beyond.max()
     assert not torch.equal(below[0], below[1])

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from onboard.codegen.translate.calls import Args
-from onboard.codegen.translate.classes import ClassState, Translator
+from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.prune import prune
+from onboard.codegen.translate.state import ClassState
 from onboard.codegen.translate.values import Code, Config, Known, Mask, Untranslatable, Value, name
 
 HEAD = """

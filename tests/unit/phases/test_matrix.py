@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from onboard.cli.progress import PlainObserver
 from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
+from onboard.workflow.engine import Engine
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases.matrix import Matrix, empty_matrix, matrix_path
 from onboard.workflow.phases.register import Register
@@ -95,3 +97,15 @@ def test_a_new_root_starts_without_the_shipped_rows() -> None:
     assert not [line for line in empty_matrix().splitlines() if line not in shipped.splitlines()]
     assert "[^" not in empty_matrix()
     assert len([line for line in empty_matrix().splitlines() if line.startswith("|")]) == 4
+
+
+def test_rows_of_other_models_are_no_edits_that_stop_a_rerun(context_for: ContextFactory) -> None:
+    context = _onboarded(context_for, "a/l")
+    engine = Engine([Matrix()], PlainObserver())
+    assert engine.run(context).status == "done"
+    _onboarded(context_for, "b/m")
+    assert engine.run(context).phases[0].status == "skipped"
+    context.write_json("run.json", make_run(device="cuda"))
+    [outcome] = engine.run(context).phases
+    assert (outcome.status, outcome.error) == ("done", "")
+    assert "b/m" in matrix_path(context.root).read_text()

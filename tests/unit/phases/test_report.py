@@ -12,6 +12,7 @@ from onboard.workflow.phases.matrix import Matrix
 from onboard.workflow.phases.register import Register
 from onboard.workflow.phases.report import Report
 from onboard.workflow.report_view import error_position, ranges, run_facts, short_count, size
+from onboard.workflow.report_view import test_groups as group_tests
 
 from .conftest import ContextFactory, make_run
 
@@ -187,3 +188,21 @@ def test_facts_of_the_reduced_run_alone_say_so(context_for: ContextFactory) -> N
     run["runs"]["reduced"] = run["runs"]["full"] | {"description": "2 of 9 layers", "facts": ["shared", "left out"]}
     run["runs"]["full"]["facts"] = ["own", "shared"]
     assert run_facts(run["runs"]) == ["own", "shared", "2 of 9 layers: left out"]
+
+
+def test_skipped_tests_are_counted_by_reason() -> None:
+    [passed, skipped] = [_tests()["tests"][index] | {"level": "block"} for index in (0, 2)]
+    skipped["message"] = "needs <a GPU>"
+    [group] = group_tests([passed, skipped, skipped])
+    assert [row["name"] for row in group["rows"]] == ["test_block[mlp]"]
+    assert group["skipped"] == {"needs <a GPU>": 2}
+
+
+def test_the_report_shows_how_many_tests_were_skipped(context_for: ContextFactory) -> None:
+    context = _finished(context_for("org/tiny"))
+    tests = _tests()
+    tests["tests"][2]["message"] = "needs <a GPU>"
+    context.write_json("tests.json", tests)
+    Report().run(context)
+    assert "1 skipped: needs <a GPU>" in _page(_html(context)).text
+    assert "1 more: needs" in context.artifact("report.md").read_text()

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
 from onboard.registry import config_path
 from onboard.workflow.phase import RunContext
+from onboard.workflow.phases import run as run_phase
 from onboard.workflow.phases.cookbook import Cookbook, notebook_path
 from onboard.workflow.phases.register import Register
 from onboard.workflow.phases.run import Run, _call, _read_result, reduced_layers
@@ -259,3 +261,24 @@ def test_the_cookbook_runs(root: Path) -> None:
     printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
     assert "'Once upon a time' -> ', there was a" in printed
     assert "logits (" in printed
+
+
+def test_a_fallback_is_an_error_with_strict(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = ["attention: torch back end is used", "another"]
+    full = {"status": "success", "error": "", "description": "all layers", "facts": facts}
+    monkeypatch.setattr(Run, "_runs", lambda *_: {"full": full})
+    monkeypatch.setattr(run_phase, "summary", lambda _: "")
+    context = _registered(root, DEMO)
+    for strict in (False, True):
+        context.artifact("run.log").touch()
+        context.options.strict = strict
+        with (
+            pytest.raises(OnboardError, match="--strict: attention: .* is used .and 1 more.")
+            if strict
+            else nullcontext()
+        ):
+            Run().run(context)
+    assert context.read_json("run.json")["runs"]["full"]["facts"] == facts
+    loose = Run().inputs(context)
+    context.options.strict = False
+    assert Run().inputs(context) != loose  # so that a run that passed without it is repeated

@@ -100,6 +100,13 @@ def test_one_thing_amiss_is_no_pass_and_says_why(name: str) -> None:
     assert entry.reason
 
 
+def test_what_is_not_causal_is_no_failure_of_ours() -> None:
+    record = good()
+    record.is_causal, record.phases, record.tests, record.lines = False, [], [], None
+    entry = judge(record, "test")
+    assert (entry.status, entry.level) == ("not-causal", "checkpoint")
+
+
 def test_phases_beyond_the_tests_count_when_they_are_asked_for() -> None:
     record = good()
     assert judge(record, "run").status == "fail"

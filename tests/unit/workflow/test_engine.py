@@ -318,6 +318,11 @@ def test_a_work_folder_that_another_model_took_meanwhile_is_refused(workflow: Wo
         Engine(workflow.phases, workflow.recorder).run(late)
 
 
+def test_an_empty_name_is_not_the_current_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="empty"):
+        open_run("", tmp_path, RunOptions())
+
+
 def test_a_folder_is_the_same_model_however_it_is_written(workflow: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
     workflow.run()
     monkeypatch.chdir(workflow.model.parent)

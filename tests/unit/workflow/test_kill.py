@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import subprocess
@@ -53,7 +54,7 @@ def test_killed_at_random_moments(model: Path, undisturbed: tuple[dict[str, str]
     print(f"seed {seed}")
     moments = random.Random(seed)
     killed = 0
-    for attempt in range(12):
+    for attempt in itertools.count():  # a run that ends before its moment is right too, and is not one of the ten
         root = tmp_path / f"root{attempt}"
         process = start(model, root)
         assert process.stdout is not None
@@ -66,7 +67,8 @@ def test_killed_at_random_moments(model: Path, undisturbed: tuple[dict[str, str]
         assert tree(root, ignore=VARYING) == expected, f"attempt {attempt}"
         repeated = finish(start(model, root))
         assert repeated.split()[1:] == [f"{name}:skipped" for name in ("one", "two", "three", "four", "five")]
-    assert killed >= 10
+        if killed == 10:
+            break
 
 
 def test_killed_again_and_again(model: Path, undisturbed: tuple[dict[str, str], float], tmp_path: Path) -> None:

@@ -1,0 +1,218 @@
+"""Attention that modeling code writes out: softmax(q k^T * scale + bias + mask) v becomes the canonical op.
+
+A product of two run-time tensors may be the scores of attention. It stays known as such through scaling, biases, the
+mask, casts and changes of shape, until a softmax and a second product make it attention, or something else reads it:
+then it is the plain code that it was. The mask is causal (the analysis probed it), so that the op needs none.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from onboard.codegen.translate.canonical import op
+from onboard.codegen.translate.values import (
+    NONE,
+    UPCAST,
+    Code,
+    Items,
+    Mask,
+    Output,
+    Value,
+    attribute,
+    call,
+    constant,
+    is_static,
+    residual,
+    untransposed,
+)
+
+if TYPE_CHECKING:
+    from onboard.codegen.translate.calls import Args
+
+SOFTMAXES = (nn.functional.softmax, torch.softmax)
+_SHAPES = {"view", "reshape", "to", "float", "type", "type_as", "contiguous"}
+_READS = {"size", "dim"}
+
+
+@dataclass(frozen=True, eq=False)
+class Scores(Code):
+    """The product of two tensors, perhaps attention's scores or (`normed`) weights; `expr` computes them unmasked."""
+
+    query: Code | None = None
+    key: Code | None = None
+    """[batch, heads, sequence, dim], as the query."""
+    scale: ast.expr | None = None
+    bias: ast.expr | None = None
+    normed: bool = False
+
+    def same_as(self, other: Code) -> bool:
+        """Whether both lead to the same attention."""
+        assert isinstance(other, Scores)
+        flags = (self.masked, self.normed) == (other.masked, other.normed)
+        return flags and [ast.dump(part) for part in self.parts()] == [ast.dump(part) for part in other.parts()]
+
+    def parts(self) -> list[ast.expr]:
+        """Return the code of query, key, scale and bias, those that there are."""
+        tensors = [residual(item) for item in (self.query, self.key) if item is not None]
+        return tensors + [item for item in (self.scale, self.bias) if item is not None]
+
+    def renamed(self, rename: Callable[[ast.expr], ast.expr]) -> Scores:
+        """Return the scores with other names in their code."""
+
+        def tensor(value: Code | None) -> Code | None:
+            return None if value is None else replace(value, expr=rename(value.expr))
+
+        def code(value: ast.expr | None) -> ast.expr | None:
+            return None if value is None else rename(value)
+
+        return replace(
+            self, query=tensor(self.query), key=tensor(self.key), scale=code(self.scale), bias=code(self.bias)
+        )
+
+
+def product(left: Value, right: Value, expr: ast.expr) -> Value | None:
+    """Return `left @ right`: attention when `left` are its weights, scores when it may become that, else None."""
+    if isinstance(left, Scores) and left.normed and isinstance(right, Code):
+        return _attention(left, right)
+    if not all(isinstance(side, Code) and not side.static for side in (left, right)):
+        return None
+    assert isinstance(left, Code)
+    assert isinstance(right, Code)
+    return Scores(expr, query=left, key=_turned(right))
+
+
+def _unfolded(value: Value) -> Value:
+    """Return a tensor whose first dimension is batch times heads as one of batch one, and scores as they are."""
+    if type(value) is not Code or value.static:
+        return value
+    turned = replace(value, expr=call(attribute(value.expr, "unsqueeze"), ast.Constant(0)), transposed=False)
+    return (
+        Code(call(attribute(turned.expr, "transpose"), ast.Constant(-1), ast.Constant(-2)))
+        if value.transposed
+        else turned
+    )
+
+
+def _turned(key: Code) -> Code:
+    """Return `key.transpose(-1, -2)`; a transposition that is written there goes."""
+    match key.expr:
+        case ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[first, second]):
+            if {ast.unparse(first), ast.unparse(second)} in ({"-1", "-2"}, {"2", "3"}) and not key.transposed:
+                return _lifted(inner)
+    return Code(call(attribute(residual(key), "transpose"), ast.Constant(-1), ast.Constant(-2)))
+
+
+def _lifted(expr: ast.expr) -> Code:
+    """Return a heads-first tensor's code, its transposition put off."""
+    match expr:
+        case ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[ast.Constant(1), ast.Constant(2)]):
+            return Code(inner, transposed=True)
+    return Code(expr)
+
+
+def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) -> Value | None:
+    """Return `left operator right` where one side is scores; None where that is nothing known."""
+    if isinstance(right, Scores) and not isinstance(left, Scores) and isinstance(operator, ast.Add | ast.Mult):
+        left, right = right, left
+    if not isinstance(left, Scores) or isinstance(right, Scores) or left.normed:
+        return None
+    if isinstance(operator, ast.Add) and isinstance(right, Mask):
+        return replace(left, masked=True)
+    if isinstance(operator, ast.Add) and isinstance(right, Code) and not right.static:
+        plain = left.expr if left.masked else expr
+        bias = residual(right) if left.bias is None else ast.BinOp(left.bias, ast.Add(), residual(right))
+        return replace(left, expr=plain, bias=bias)
+    if isinstance(operator, ast.Mult | ast.Div) and is_static(right):
+        return _scaled(left, operator, residual(right), expr)
+    return None
+
+
+def _scaled(scores: Scores, operator: ast.operator, factor: ast.expr, expr: ast.expr) -> Scores:
+    old = scores.scale or ast.Constant(1.0)
+    scale = factor if scores.scale is None and isinstance(operator, ast.Mult) else ast.BinOp(old, operator, factor)
+    bias = None if scores.bias is None else ast.BinOp(scores.bias, operator, factor)
+    return replace(scores, expr=scores.expr if scores.masked else expr, scale=scale, bias=bias)
+
+
+def method(scores: Scores, attr: str, args: Args, expr: ast.expr) -> Value | None:
+    """Return what a method of scores gives; None where that is nothing known."""
+    plain = scores.expr if scores.masked else expr
+    if attr in _SHAPES:
+        return replace(scores, expr=plain)
+    if attr == "softmax":
+        return softmax(scores)
+    if attr == "masked_fill" and isinstance(args.positional[0], Mask):
+        return replace(scores, masked=True)
+    if attr in _READS:
+        return Code(expr)
+    return None
+
+
+def softmax(scores: Value) -> Value | None:
+    """Return attention's weights for its masked scores; None for anything else."""
+    if isinstance(scores, Scores) and scores.masked and not scores.normed:
+        return replace(scores, normed=True)
+    return None
+
+
+def selected(condition: Value, scores: Value) -> Value | None:
+    """Return `torch.where(condition, scores, minimum)`: the condition is a mask of its own."""
+    if not isinstance(scores, Scores) or scores.normed or not isinstance(condition, Code):
+        return None
+    if scores.bias is not None:
+        return None
+    return replace(scores, bias=residual(condition))
+
+
+def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
+    """Return the result of a function of torch that attention is made of; None for others."""
+    match args.positional:
+        case [left, right] if obj is torch.bmm:
+            return product(_unfolded(left), _unfolded(right), expr)
+        case [left, right] if obj is torch.matmul:
+            return product(left, right, expr)
+        case [scores, *_] if obj in SOFTMAXES:
+            return softmax(scores)
+        case [condition, Scores() as scores, _] if obj is torch.where:
+            return selected(condition, scores)
+        case [Scores(masked=True) as scores, _] if obj in (torch.max, torch.maximum):
+            return scores  # not below the least number: no masked score matters
+        case [Mask(), Scores() as scores, _] if obj is torch.where:
+            return replace(scores, masked=True)
+    return None
+
+
+def without_weights(value: Value) -> Value:
+    """Return what a function returns without attention's weights, which canonical ops do not give."""
+    match value:
+        case Scores(normed=True):
+            return NONE
+        case Items(items=items):
+            return Items(tuple(map(without_weights, items)))
+        case Output(fields=fields):
+            return Output({key: without_weights(item) for key, item in fields.items()})
+    return value
+
+
+def _attention(weights: Scores, value: Code) -> Code:
+    """Return the canonical op's call; [batch, heads, sequence, dim] as the code has it."""
+    assert weights.query is not None
+    assert weights.key is not None
+    tensors = (weights.query, weights.key, value)
+    by_sequence = all(item.transposed for item in tensors)
+    qkv = [residual(untransposed(item) if by_sequence else item) for item in tensors]
+    for index in (0, 1):
+        if tensors[index].form == UPCAST:  # the op has its statistics in float32, but wants tensors of one dtype
+            qkv[index] = call(attribute(qkv[index], "type_as"), qkv[2])
+    scale = weights.scale or constant(1.0)
+    bias = weights.bias or constant(None)
+    settings = [bias, constant(0.0), constant(True), scale, *[constant(None)] * 3]
+    called = ast.Call(op("torch_attention"), [*qkv, *settings, constant("bsnd" if by_sequence else "bnsd")], [])
+    folded = isinstance(value.expr, ast.Call) and ast.unparse(value.expr).endswith(".unsqueeze(0)")
+    return Code(call(attribute(called, "squeeze"), ast.Constant(0))) if folded else Code(called, transposed=by_sequence)

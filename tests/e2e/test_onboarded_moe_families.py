@@ -1,0 +1,33 @@
+"""Mixtures of experts: onboarded with one command from a random checkpoint, then equal to transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from checkpoints import save_tokenizer
+from moe_families import config_dict
+from test_onboarded_families import _assert_equal, _onboard
+from transformers import AutoConfig
+
+from onboard.analysis.tiny import build_tiny
+from onboard.graph.checkpoint import Checkpoint
+
+
+@pytest.mark.parametrize(
+    ("family", "variant", "weight"),
+    [
+        ("mixtral", "8x7b", "model.layers.0.block_sparse_moe.experts.2.w1.weight"),
+        ("qwen3_moe", "30b", "model.layers.1.mlp.experts.2.gate_proj.weight"),
+    ],
+)
+def test_onboarded_with_one_command_and_equal_to_transformers(
+    family: str, variant: str, weight: str, tmp_path: Path
+) -> None:
+    fields = config_dict(family, variant)
+    checkpoint = tmp_path / family
+    build_tiny(AutoConfig.for_model(fields.pop("model_type"), **fields)).save_pretrained(checkpoint)
+    save_tokenizer(checkpoint)
+    assert weight in Checkpoint(checkpoint).names()
+    _onboard(checkpoint, tmp_path / "root")
+    _assert_equal(checkpoint, tmp_path / "root", label=f"{family}/{variant}")

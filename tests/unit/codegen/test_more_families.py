@@ -1,0 +1,123 @@
+"""Decoders beyond the dense families: post-norm ones, counted positions, attention that is written out."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from onboard.analysis.analyze import analyze
+from onboard.analysis.spec import ModelSpec
+from onboard.codegen.model_file import generate_model_file
+from onboard.codegen.prove import TOLERANCE, prove
+from onboard.errors import OnboardError
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    # post-norm decoders that serve as encoders, too
+    "bert": {},
+    "roberta": {},
+    "electra": {},
+    "megatron-bert": {},
+    "rembert": {},
+    # decoders of encoder-decoder families, which count positions by themselves
+    "bart": {"scale_embedding": True},
+    "mbart": {},
+    "pegasus": {},
+    "marian": {},
+    "mvp": {},
+    # learned positions with an offset, projections that only some sizes have
+    "opt": {},
+    "biogpt": {},
+    "gpt_bigcode": {},
+    # attention that is written out
+    "gptj": {},
+    "codegen": {},
+    "gpt_neo": {},
+    "ctrl": {},
+    "xglm": {},
+    # a norm with weight 1 + w and bias; the text model of a composite
+    "nemotron": {"num_key_value_heads": 8, "head_dim": 128},
+    "emu3": {},
+}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("opt", {"do_layer_norm_before": False, "enable_bias": False}),
+    ("opt", {"word_embed_proj_dim": 512}),
+    ("bert", {"hidden_act": "relu", "tie_word_embeddings": False}),
+    ("gpt_neo", {"attention_types": [[["local"], 12], [["global"], 12]]}),
+]
+COUNTED = {"bart", "mbart", "pegasus", "marian", "mvp"}
+
+
+@cache
+def _spec(family: str) -> ModelSpec:
+    return analyze({"model_type": family, **CONFIGS[family]}, model=f"test/{family}")
+
+
+@cache
+def _text(family: str) -> str:
+    return generate_model_file(_spec(family))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_the_file_of_a_family_equals_transformers(family: str) -> None:
+    proofs = prove(_text(family), _spec(family), export=False)
+    assert max(proof.error for proof in proofs) <= TOLERANCE
+    assert proofs[-1].path == ""
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_attention_is_the_canonical_op(family: str) -> None:
+    names = {node.attr for node in ast.walk(ast.parse(_text(family))) if isinstance(node, ast.Attribute)}
+    assert "torch_attention" in names
+    assert not names & {"softmax", "matmul", "bmm", "tril"} - ({"tril"} if family == "gpt_neo" else set())
+
+
+@pytest.mark.parametrize(("family", "fields"), VARIANTS)
+def test_one_file_serves_the_variants(family: str, fields: dict[str, Any]) -> None:
+    prove(_text(family), analyze({"model_type": family, **fields}, model="x"), export=False)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_counted_positions_are_position_ids(family: str) -> None:
+    spec = _spec(family)
+    assert ("positions" in spec.traits) is (family in COUNTED)
+    if family in COUNTED:
+        assert "arange" not in _text(family)
+        assert "self.embed_positions(position_ids)" in _text(family)
+
+
+def test_a_wrong_scale_of_written_out_attention_is_found() -> None:
+    right = "1.0 / self.scale_attn"
+    assert right in _text("gptj")
+    with pytest.raises(OnboardError, match=r"h\.0\.attn\.out_proj .* differs from transformers"):
+        prove(_text("gptj").replace(right, "self.scale_attn"), _spec("gptj"), export=False)
+
+
+def test_weights_that_nothing_runs_are_kept_and_named() -> None:
+    assert "Not run, for checkpoints have them: encoder_attn, encoder_attn_layer_norm." in _text("bart")
+
+
+@pytest.mark.parametrize(("family", "reason"), [("doge", "mask"), ("reformer", "analysed|build|run"), ("xmod", "run")])
+def test_what_cannot_be_analysed_is_refused_in_one_line(family: str, reason: str) -> None:
+    with pytest.raises(OnboardError, match=reason) as error:
+        analyze({"model_type": family}, model="x")
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_that_looks_ahead_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onboard.analysis import analyze as module
+
+    real = module.build_tiny
+
+    def sees_ahead(config: Any, seed: int = 0) -> torch.nn.Module:
+        model = real(config, seed)
+        head = model.lm_head
+        head.register_forward_hook(lambda _, args, out: out + out.flip(1))
+        return model
+
+    monkeypatch.setattr(module, "build_tiny", sees_ahead)
+    with pytest.raises(OnboardError, match="not causal"):
+        module.analyze({"model_type": "llama"}, model="x")
