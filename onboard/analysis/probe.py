@@ -83,7 +83,7 @@ def _norm_candidates(module: nn.Module, eps_name: str) -> Iterator[Candidate]:
     if weight is not None and weight.dim() == 1:
         offset = {"per_head": False, **names, "unit_offset": True}
         yield "layernorm", offset, lambda x: ops.torch_layernorm(x, 1.0 + weight, bias, eps)
-    elif bias is None:
+    elif weight is not None and bias is None:
         yield "layernorm", {"per_head": True, **names}, lambda x: ops.torch_layernorm(x, None, None, eps) * weight
 
 

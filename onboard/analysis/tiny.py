@@ -81,14 +81,11 @@ def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -
 def _of_decoder(config: PretrainedConfig) -> PretrainedConfig:
     """Return the config of the causal language model itself.
 
-    That is a composite's text config where the class takes that alone, as in transformers' own auto classes; and one
-    that serves encoders, too, says that it is a decoder: without it attention would look ahead.
+    That is a composite's text config where the class takes that alone, as in transformers' own auto classes.
     """
     text = config.sub_configs.get("text_config")
     if text is not None and causal_lm_class(config).config_class is text:
         config = config.get_text_config()
-    if getattr(config, "is_decoder", None) is False:
-        config.is_decoder = True
     return config
 
 

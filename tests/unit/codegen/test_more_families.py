@@ -17,11 +17,11 @@ from onboard.errors import OnboardError
 
 CONFIGS: dict[str, dict[str, Any]] = {
     # post-norm decoders that serve as encoders, too
-    "bert": {},
-    "roberta": {},
-    "electra": {},
-    "megatron-bert": {},
-    "rembert": {},
+    "bert": {"is_decoder": True},
+    "roberta": {"is_decoder": True},
+    "electra": {"is_decoder": True},
+    "megatron-bert": {"is_decoder": True},
+    "rembert": {"is_decoder": True},
     # decoders of encoder-decoder families, which count positions by themselves
     "bart": {"scale_embedding": True},
     "mbart": {},
@@ -45,7 +45,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("opt", {"do_layer_norm_before": False, "enable_bias": False}),
     ("opt", {"word_embed_proj_dim": 512}),
-    ("bert", {"hidden_act": "relu", "tie_word_embeddings": False}),
+    ("bert", {"is_decoder": True, "hidden_act": "relu", "tie_word_embeddings": False}),
     ("gpt_neo", {"attention_types": [[["local"], 12], [["global"], 12]]}),
 ]
 COUNTED = {"bart", "mbart", "pegasus", "marian", "mvp"}
@@ -66,6 +66,11 @@ def test_the_file_of_a_family_equals_transformers(family: str) -> None:
     proofs = prove(_text(family), _spec(family), export=False)
     assert max(proof.error for proof in proofs) <= TOLERANCE
     assert proofs[-1].path == ""
+
+
+def test_the_same_class_as_an_encoder_is_refused() -> None:
+    with pytest.raises(OnboardError, match="is not causal"):
+        analyze({"model_type": "bert", "is_decoder": False}, model="test/encoder")
 
 
 @pytest.mark.parametrize("family", CONFIGS)
