@@ -94,7 +94,5 @@ def test_what_a_file_was_not_made_for_it_refuses() -> None:
 
 def test_a_file_that_cannot_be_built_says_why() -> None:
     spec, text = _generated("llama")
-    with pytest.raises(
-        OnboardError, match="LlamaForCausalLM cannot be made for its own config: .*AttributeError.*no_such_size"
-    ):
+    with pytest.raises(OnboardError, match="cannot be made for its own config: .*no_such_size"):
         prove(text.replace("config.hidden_size", "config.no_such_size"), spec, export=False)
