@@ -97,7 +97,8 @@ def _shown_name(model: str) -> str:
 
 def _check_names(spec: ModelSpec) -> None:
     """Refuse a spec whose names, which become code, are not names."""
-    for name in (spec.family, spec.architecture, spec.config_class, *spec.hf_module.split(".")):
+    # A family may have dashes: it is part of file names only.
+    for name in (spec.family.replace("-", "_"), spec.architecture, spec.config_class, *spec.hf_module.split(".")):
         if not name.isidentifier() or keyword.iskeyword(name):
             raise OnboardError(f"the spec names {name!r}, which is not an identifier", hint="Correct spec.yaml")
 
