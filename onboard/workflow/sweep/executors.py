@@ -16,6 +16,8 @@ from onboard.workflow.sweep.child import Job
 from onboard.workflow.sweep.record import TargetRecord
 
 Started = Callable[[Job], None]
+_PATIENCE = 10.0
+"""Seconds that a worker has to end after it was asked to."""
 
 
 class Executor(Protocol):
@@ -84,7 +86,11 @@ class Worker:
         """End the process: at once, with the child that it may be waiting for."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait()
+            try:
+                self._process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
             self._process = None
 
     def _running(self) -> subprocess.Popen[str]:

@@ -26,18 +26,28 @@ _IMPORTS = (
     *("onboard.runtime.llm", "onboard.testing", "onboard.testing.plugin", "onboard.workflow.sweep.checkpoint"),
 )
 _POLL = 0.05
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_children: set[int] = set()
+"""The child that is running: what ends the worker ends it, too."""
 
 
 def serve() -> None:
     """Do the jobs on stdin until it ends."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(1))  # ends the child on the way out
+    for number in _ENDING:
+        signal.signal(number, _end)
     _import_all()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
     for line in sys.stdin:
         record = do(Job.model_validate_json(line))
         answers.write(record.model_dump_json() + "\n")
+
+
+def _end(*_: object) -> None:
+    """End with the child, at once: an exception that is raised while a finalizer runs would be dropped."""
+    for child in _children:
+        _kill_group(child)
+    os._exit(1)
 
 
 def _import_all() -> None:
@@ -72,14 +82,18 @@ def do(job: Job) -> TargetRecord:
 
 def _fork(job: Job) -> int:
     """Start the child in a process group of its own, which what it starts is in as well."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # no child that `_children` does not know of
     child = os.fork()
     if child:
+        _children.add(child)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         return child
     code = 1
     try:
         os.setsid()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _ENDING:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         log = os.open(job.folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, stream in ((nothing, 0), (log, 1), (log, 2)):
@@ -94,18 +108,18 @@ def _fork(job: Job) -> int:
 
 def _wait(child: int, deadline: float) -> int | None:
     """Return the child's exit code (negative: the signal), or None when the time was over; its group ends with it."""
-    try:
-        while time.monotonic() < deadline:
-            pid, status = os.waitpid(child, os.WNOHANG)
-            if pid:
-                child = 0
-                return os.waitstatus_to_exitcode(status)
+    code = None
+    while code is None and time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            code = os.waitstatus_to_exitcode(status)
+        else:
             time.sleep(_POLL)
-        return None
-    finally:
-        if child:
-            _kill_group(child)
-            os.waitpid(child, 0)
+    if code is None:
+        _kill_group(child)
+        os.waitpid(child, 0)
+    _children.discard(child)
+    return code
 
 
 def _kill_group(leader: int) -> None:

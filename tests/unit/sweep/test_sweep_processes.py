@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -136,3 +137,42 @@ def test_forked_pytest_that_dies_is_noticed(tmp_path: Path) -> None:
 
 def test_forked_pytest_without_work_ends() -> None:
     ForkedPytest().close()
+
+
+# The signal comes while a finalizer runs, where Python drops whatever a handler raises.
+ENDED_IN_A_FINALIZER = """
+import os, signal, sys, time
+from onboard.workflow.sweep import worker
+from onboard.workflow.sweep.child import Job
+
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+
+def run(job):
+    (job.folder / "pid").write_text(str(os.getpid()))
+    time.sleep(60)
+
+def wait(*_):
+    while not (job.folder / "pid").exists():
+        time.sleep(0.01)
+    Finalized()
+    time.sleep(60)
+
+job = Job.model_validate_json({job!r})
+worker.run_child, worker._import_all, worker._wait = run, lambda: None, wait
+worker.serve()
+"""
+
+
+def test_what_ends_a_worker_ends_its_child_wherever_it_is(job: Job) -> None:
+    script = ENDED_IN_A_FINALIZER.format(job=job.model_dump_json())
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=job.model_dump_json() + "\n", text=True, capture_output=True, timeout=60
+    )
+    assert done.returncode == 1, done.stderr
+    assert time.monotonic() - started < 30
+    time.sleep(0.2)
+    assert gone(int((job.folder / "pid").read_text()))
