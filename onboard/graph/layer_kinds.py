@@ -47,6 +47,27 @@ class ExpertList:
     experts: int
 
 
+@dataclass(frozen=True)
+class Repeated:
+    """What of a model need not be exported, since it repeats what is."""
+
+    stack: Stack | None
+    experts: tuple[ExpertList, ...] = ()
+    exported_experts: int = 0
+
+    def kept(self) -> dict[str, tuple[int, ...]]:
+        """Return the entries to export of each list that is not exported in full."""
+        layers = {self.stack.name: self.stack.exported} if self.stack else {}
+        return layers | {item.name: tuple(range(self.exported_experts)) for item in self.experts}
+
+
+def find_repeated(model: nn.Module, exported_experts: int) -> Repeated | None:
+    """Return what an export may leave out; None when that is nothing."""
+    experts = tuple(item for item in find_expert_lists(model) if item.experts > exported_experts)
+    stack = find_stack(model)
+    return Repeated(stack, experts, exported_experts) if stack or experts else None
+
+
 def find_stack(model: nn.Module) -> Stack | None:
     """Return the outermost list of layers that an export may shorten, None when there is no such list."""
     sources = _Sources(model)

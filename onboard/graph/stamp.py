@@ -16,7 +16,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onboard.graph.fx import attribute
-from onboard.graph.layer_kinds import PATTERNS, ExpertList, Stack
+from onboard.graph.layer_kinds import PATTERNS, ExpertList, Repeated, Stack
 
 _SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -33,6 +33,16 @@ class Region:
     nodes: list[fx.Node] = field(default_factory=list)
     link: fx.Node | None = None
     result: fx.Node | None = None
+
+
+def stamp(gm: fx.GraphModule, repeated: Repeated) -> None:
+    """Complete the graph of a model of which only `repeated.kept()` was exported.
+
+    Raises `StampError`: the graph is of no use then, and the model has to be exported in full.
+    """
+    if repeated.stack:
+        stamp_layers(gm, repeated.stack)
+    stamp_experts(gm, repeated.experts, repeated.exported_experts)
 
 
 def stamp_layers(gm: fx.GraphModule, stack: Stack) -> None:
@@ -156,7 +166,7 @@ def _stamp(graph: fx.Graph, stack: Stack, pattern: Region, index: int, link: fx.
     for node in pattern.nodes:
         for source in node.all_input_nodes:
             if source.op == "get_attr" and source not in copies and str(source.target).startswith(old + "."):
-                copies[source] = graph.get_attr(new + str(source.target)[len(old) :])
+                copies[source] = graph.create_node("get_attr", new + str(source.target)[len(old) :])
                 copies[source].meta.update(source.meta)
         copies[node] = graph.node_copy(node, lambda source: copies.get(source, source))
         copies[node].meta["nn_module_stack"] = _moved(node.meta["nn_module_stack"], old, new)
@@ -213,7 +223,7 @@ def _lengthened(graph: fx.Graph, value: Any, lengths: Mapping[str, int], exporte
     tail = str(value[0].target).removeprefix(f"{owner}.0.")
     if [getattr(node, "target", None) for node in value] != [f"{owner}.{index}.{tail}" for index in range(exported)]:
         raise StampError(f"a list with weights of {owner} is not in the order of the experts")
-    more = [graph.get_attr(f"{owner}.{index}.{tail}") for index in range(exported, lengths[owner])]
+    more = [graph.create_node("get_attr", f"{owner}.{index}.{tail}") for index in range(exported, lengths[owner])]
     for node in more:
         node.meta.update(value[0].meta)
     return [*value, *more]
