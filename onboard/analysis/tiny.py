@@ -32,6 +32,7 @@ _MOST_LAYERS = 8
 
 _SIZES = {
     "vocab_size": VOCABULARY,
+    "decoder_vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_attention_heads": 4,
