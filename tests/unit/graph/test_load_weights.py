@@ -234,7 +234,7 @@ class _WithSpare(Model):
 def test_weights_that_the_model_has_and_does_not_run_may_be_in_the_checkpoint(case, tmp_path):
     _, state, x, expected = case
     state |= {"model.layers.0.spare.weight": torch.randn(3, 3), "model.layers.0.spare.bias": torch.randn(3)}
-    gm, _ = _load(exported(_WithSpare(), 2, 3, 5), tmp_path, state)
+    gm, _, _ = _load(exported(_WithSpare(), 2, 3, 5), tmp_path, state)
     assert rmse(gm(x), expected) < 1e-6
     with pytest.raises(OnboardError, match=r"no use for model\.layers\.0\.spare"):
         _load(exported(Model(), 2, 3, 5), tmp_path, state)
