@@ -118,8 +118,8 @@ def _rehomed(exported: fx.GraphModule, model: nn.Module, *, clone: bool) -> fx.G
     _add_ties(gm, tied)
     _mark_non_persistent(gm, model)
     gm.meta["tied_parameters"] = tied
-    read = {node.target for node in graph.nodes if node.op == "get_attr" and node.users}
-    gm.meta["unread_parameters"] = {name for name in model.state_dict() if names[name] not in read}
+    used = {node.target for node in graph.nodes if node.op == "get_attr" and node.users}
+    gm.meta["unread_parameters"] = {name for name in model.state_dict() if names[name] not in used}
     return gm.eval()
 
 

@@ -72,7 +72,8 @@ def find_stack(model: nn.Module) -> Stack | None:
     """Return the outermost list of layers that an export may shorten, None when there is no such list."""
     sources = _Sources(model)
     for name, child in _lists(model):
-        if sources.iterates(name.rpartition(".")[2]) and not _shares_parameters(model, child):
+        runs = not _holds_weights_only(child[0])
+        if runs and sources.iterates(name.rpartition(".")[2]) and not _shares_parameters(model, child):
             signatures: dict[Signature, int] = {}
             kinds = tuple(signatures.setdefault(signature(layer), len(signatures)) for layer in child)
             stack = Stack(name, kinds)
@@ -85,10 +86,9 @@ def find_expert_lists(model: nn.Module) -> list[ExpertList]:
     sources = _Sources(model)
     found = []
     for name, child in _lists(model):
-        members = list(child)
-        weights_only = "forward" not in vars(type(members[0]))
-        if weights_only and sources.reads_as_list(child, name) and len({signature(item) for item in members}) == 1:
-            found.append(ExpertList(name, len(members)))
+        alike = _holds_weights_only(child[0]) and len({signature(expert) for expert in child}) == 1
+        if alike and sources.reads_as_list(child, name):
+            found.append(ExpertList(name, len(child)))
     return found
 
 
@@ -141,6 +141,10 @@ def _lists(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
             yield name, child
 
 
+def _holds_weights_only(module: nn.Module) -> bool:
+    return "forward" not in vars(type(module))
+
+
 def _shares_parameters(model: nn.Module, layers: nn.ModuleList) -> bool:
     """Whether a parameter of one layer is also another's, or the rest of the model's."""
     uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
@@ -155,7 +159,7 @@ class _Sources:
         self._trees = {cls: _methods(cls) for cls in classes}
 
     def iterates(self, attribute: str) -> bool:
-        """Whether the code does nothing with `.<attribute>` but `for item in self.<attribute>`, at one place at least."""
+        """Whether all that the code does with `.<attribute>` is `for item in self.<attribute>`, and it does that."""
         uses = [use for tree in self._trees.values() for use in _attribute_uses(tree, attribute)]
         return bool(uses) and all(use == "loop" for use in uses)
 

@@ -1,8 +1,8 @@
 """Puts the layers and experts that were not exported into a graph, after the pattern of those that were.
 
-A layer's part of the graph is told by its nodes' module paths. Three layers of each kind were exported; the second and the
-third must be the same but for their names, and each read its predecessor's one result where the other does. Every further
-layer of the kind is then a copy of the third that reads its own weights and its own predecessor.
+A layer's part of the graph is told by its nodes' module paths. Three layers of each kind were exported; the second and
+the third must be the same but for their names, and each read its predecessor's one result where the other does. Every
+further layer of the kind is then a copy of the third that reads its own weights and its own predecessor.
 """
 
 from __future__ import annotations
@@ -139,9 +139,7 @@ def _constant(gm: fx.GraphModule, target: str) -> Any:
     return ("outside", target)
 
 
-def _fill(
-    graph: fx.Graph, stack: Stack, region: Region, following: Region | None, patterns: Sequence[Region]
-) -> None:
+def _fill(graph: fx.Graph, stack: Stack, region: Region, following: Region | None, patterns: Sequence[Region]) -> None:
     """Stamp the layers between an exported one and the next exported one, which then reads the last of them."""
     assert region.result is not None
     old = result = region.result
