@@ -143,6 +143,7 @@ def _counterpart(args: tuple[Any, ...], calls: list[ModuleCall]) -> int:
 def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[Any, float]:
     """Return the expected output in the generated block's form, and the error."""
     if isinstance(output, tuple):
+        expected = expected.values() if isinstance(expected, dict) else expected
         parts = [_compare(path, class_name, ours, theirs) for ours, theirs in zip(output, expected, strict=False)]
         return tuple(part for part, _ in parts), max(error for _, error in parts)
     target = first_tensor(expected)
