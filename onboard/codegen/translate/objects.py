@@ -13,6 +13,7 @@ from transformers import masking_utils
 from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
 from transformers.utils import ModelOutput
 
+from onboard.codegen.translate import causal
 from onboard.codegen.translate.values import (
     NONE,
     POSITIONS,
@@ -23,6 +24,7 @@ from onboard.codegen.translate.values import (
     Instance,
     Known,
     Mapping,
+    Mask,
     MaskMaker,
     Method,
     ModuleList,
@@ -72,7 +74,7 @@ def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
 
 
 def choice(table: dict[Any, Any], key: Value, frame: Frame) -> Value | None:
-    """Return `table[key]`, with a key that is known once the config is, for a table of classes or functions that a module's namespace has."""
+    """Return `table[key]`, with a key that is known once the config is; None when it is no table of classes."""
     if not (table and all(inspect.isclass(item) or inspect.isfunction(item) for item in table.values())):
         return None
     chosen, *others = [(item, from_namespace(obj, obj.__name__, frame)) for item, obj in reversed(table.items())]
@@ -123,6 +125,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return frame.translator.reached(owner)[0].attribute(attr, expr, frame)
         case Mapping() | ModuleList():
             return Method(owner, attr)
+        case Mask() if (fact := causal.mask_attribute(attr)) is not None:
+            return fact
         case Code(expr=expr, masked=True) if attr in (*_OF_ANY_SHAPE, "shape"):
             return Code(attribute(expr, attr))
         case Code(expr=expr, transposed=True) if attr in _OF_ANY_SHAPE:
