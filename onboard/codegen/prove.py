@@ -144,6 +144,7 @@ def _counterpart(args: tuple[Any, ...], calls: list[ModuleCall]) -> int:
 def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[Any, float]:
     """Return the expected output in the generated block's form, and the error."""
     if isinstance(output, tuple):
+        expected = list(expected.values()) if isinstance(expected, dict) else expected
         pairs = zip(output, counterparts(output, expected), strict=True)
         parts = [_compare(path, class_name, ours, theirs) for ours, theirs in pairs]
         return tuple(part for part, _ in parts), max(error for _, error in parts)
