@@ -59,8 +59,8 @@ def places_written(target: ast.expr) -> set[str]:
 
 
 def _mutated(target: ast.expr) -> set[str]:
-    """Return the variable whose item a target writes."""
-    return set(places_read(target.value)) if isinstance(target, ast.Subscript) else set()
+    """Return the variable whose item or attribute a target writes."""
+    return set(places_read(target.value)) if isinstance(target, ast.Subscript | ast.Attribute) else set()
 
 
 def _remove_dead(body: list[ast.stmt], live_out: frozenset[str]) -> tuple[list[ast.stmt], set[str]]:
