@@ -51,7 +51,7 @@ def _decode_notes(model: nn.Module, inputs: dict[str, torch.Tensor], expected: t
 def _decoded(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return the logits of the last tokens, fed one by one after a prefill of the others."""
     sizes = [inputs["input_ids"].shape[1] - _DECODED, *[1] * _DECODED]
-    splits = zip(*(tensor.split(sizes, dim=1) for tensor in inputs.values()), strict=True)
+    splits = zip(*(torch.split(tensor, sizes, dim=1) for tensor in inputs.values()), strict=True)
     state: dict[str, Any] = {}
     logits = []
     for split in splits:
