@@ -149,7 +149,7 @@ class Translator:
     def decide(self, node: ast.expr, test: Value, frame: Frame) -> bool:
         """Return a static condition's value in this config, the same for all modules of the class."""
         names = {**frame.source.namespace, "config": self.config}
-        modules: list[Any] = [m for m in self.model.modules() if frame.cls is not None and type(m) is frame.cls.cls]
+        modules: list[Any] = [] if frame.cls is None else [*self.modules_of(frame.cls.cls)]
         try:
             values = {
                 bool(eval(ast.unparse(residual(test)), {**names, "self": module})) for module in modules or [None]
@@ -159,6 +159,10 @@ class Translator:
         if len(values) != 1:
             raise Untranslatable(f"the condition {ast.unparse(node)}, which differs between layers")
         return values.pop()
+
+    def modules_of(self, cls: type) -> list[nn.Module]:
+        """Return the modules of a class in the small model."""
+        return [module for module in self.model.modules() if type(module) is cls]
 
     def guard(self, condition: ast.expr, frame: Frame) -> None:
         """Have `__init__` assert what this translation takes for granted."""
