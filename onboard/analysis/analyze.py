@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 
 from onboard.analysis import mixers, probe
 from onboard.analysis.experts import probe_experts
+from onboard.analysis.own_cache import cache_notes
 from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
 from onboard.analysis.source import location, module_source
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
@@ -61,16 +62,19 @@ def analyze(
     tiny = build_tiny(full)
     try:
         recordings = _record(tiny)
+        notes = cache_notes(tiny)
     except OnboardError:
         raise
     except Exception as error:
         raise OnboardError(f"a small {full.model_type} model does not run: {one_line(error)}") from error
     try:
-        return _spec(config, full, tiny, recordings, model, revision)
+        spec = _spec(config, full, tiny, recordings, model, revision)
     except OnboardError:
         raise
     except Exception as error:
         raise OnboardError(f"{full.model_type} cannot be analysed: {one_line(error)}") from error
+    spec.tricky.extend(notes)
+    return spec
 
 
 def _spec(
