@@ -7,6 +7,8 @@ import inspect
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate import narrow, objects
 from onboard.codegen.translate.values import (
@@ -14,6 +16,7 @@ from onboard.codegen.translate.values import (
     Code,
     Config,
     Global,
+    Hole,
     Instance,
     Known,
     Mask,
@@ -40,6 +43,12 @@ class Routine:
     shape: Value = NONE
     holes: int = 0
 
+    @property
+    def keeps_one(self) -> bool:
+        """Whether it makes one tensor of one, as nn.Identity does, so that either may be called."""
+        first = self.node.args.args[1].arg if len(self.node.args.args) > 1 else None
+        return self.parameters == [first] and isinstance(self.shape, Hole)
+
 
 @dataclass(eq=False)
 class ClassState:
@@ -55,6 +64,10 @@ class ClassState:
     """Modules and parameters that nothing reads: they hold weights that checkpoints have."""
     read_outside: set[str] = field(default_factory=set)
     """Attributes that other classes read."""
+
+    def instances(self) -> list[nn.Module]:
+        """Return the tiny model's modules of this class."""
+        return [module for module in self.translator.model.modules() if type(module) is self.cls]
 
     def has(self, attr: str) -> bool:
         """Whether `self.attr` exists."""
