@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from onboard.codegen.translate import calls, objects, scores
-from onboard.codegen.translate.comprehensions import comprehension
+from onboard.codegen.translate import calls, causal, objects, scores
+from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     COMPLEX,
     NONE,
     POSITIONS,
+    Choice,
     Code,
     Global,
     Half,
@@ -32,6 +33,7 @@ from onboard.codegen.translate.values import (
     Untranslatable,
     Value,
     is_static,
+    may_be_none,
     name,
     residual,
     same,
@@ -144,10 +146,14 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             return items[position]
         case Items(items=items), Known(value=slice() as part):
             return Items(items[part])
+        case Known(value=None), _:
+            raise Untranslatable(f"an item of None at {frame.source.location(node)}")
         case Known(value=known), Known(value=key):
             return Known(known[key])
         case Global(obj=dict() as table), Known(value=key) if "eager" in table and key not in table:
             return Global(table["eager"], name(table["eager"].__name__))  # a table of attention classes
+        case Global(obj=dict() as table), Code(static=True) if choice := objects.choice(table, index, frame):
+            return choice
         case Mapping(items=entries), Known(value=str() as key):
             if key not in entries:
                 raise Untranslatable(f"the missing key {key!r} at {frame.source.location(node)}")
@@ -158,6 +164,8 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
                 return values[0]
             if values and all(isinstance(value, Mask) for value in values):
                 return PaddingMask()
+            if values and all(isinstance(value, MaskMaker) for value in values):
+                return MaskMaker(padding=True)
         case Output(fields=fields), Known(value=int() as position):
             return [value for value in fields.values() if not same(value, NONE)][position]
         case ModuleList(made=made), _:
@@ -222,6 +230,9 @@ def _call(node: ast.Call, frame: Frame) -> Value:
 
 def _binop(node: ast.BinOp, frame: Frame) -> Value:
     left, right = evaluate(node.left, frame), evaluate(node.right, frame)
+    match node, left, right:
+        case ast.BinOp(left=ast.List(), op=ast.Add()), Items(items=items), Code(expr=others):  # [x] + others
+            return Code(ast.List([*map(residual, items), ast.Starred(others, ast.Load())], ast.Load()))
     return binary(node.op, left, right)
 
 
@@ -229,6 +240,8 @@ def binary(op: ast.operator, left: Value, right: Value) -> Value:
     """Return `left op right`."""
     if (attended := _scores(op, left, right)) is not None:
         return attended
+    if isinstance(op, ast.Add) and isinstance(right, Mask) and isinstance(left, Code) and not left.static:
+        return causal.masked(left)
     if isinstance(left, Known) and isinstance(right, Known) and type(op) in _BINARY:
         return Known(_BINARY[type(op)](left.value, right.value))
     if isinstance(op, ast.Add) and same(right, Known(0)) and isinstance(left, Code):
@@ -298,9 +311,11 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
         return Code(
             ast.Compare(residual(left), node.ops, list(map(residual, rest))), all(map(is_static, (left, *rest)))
         )
-    op, right = node.ops[0], evaluate(node.comparators[0], frame)
+    op, right = node.ops[0], _constants(evaluate(node.comparators[0], frame))
     if isinstance(left, Known) and isinstance(right, Known):
         return Known(_COMPARE[type(op)](left.value, right.value))
+    if isinstance(op, ast.Eq) and isinstance(left, Global) and isinstance(right, Global):
+        return Known(left.obj == right.obj)
     if isinstance(op, ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
         if isinstance(left, PaddingMask):
             return Known(isinstance(op, ast.Is))
@@ -315,6 +330,13 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
             return Known((key in entries) is isinstance(op, ast.In))
     static = is_static(right) and (is_static(left) or isinstance(left, Instance))
     return Code(ast.Compare(residual(left), [op], [residual(right)]), static)
+
+
+def _constants(value: Value) -> Value:
+    """Return a tuple of constants as one."""
+    items = value.items if isinstance(value, Items) else ()
+    known = tuple(item.value for item in items if isinstance(item, Known))
+    return Known(known) if items and len(known) == len(items) else value
 
 
 def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
@@ -333,11 +355,16 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     match body, orelse:
         case Instance(made=first), Instance(made=second):
             return Instance(first + second, expr, body.optional or orelse.optional)
+        case Global() | Choice(), Global() | Choice() if is_static(test):
+            return Choice(residual(test), body, orelse)
         case (Instance(made=made), Known(value=None)) | (Known(value=None), Instance(made=made)):
             return Instance(made, expr, optional=True)
         case (Code(transposed=True), _) | (_, Code(transposed=True)):
             return Code(expr)
-    return Code(expr, is_static(test) and is_static(body) and is_static(orelse))
+    optional = any(map(may_be_none, (body, orelse)))
+    forms = {side.form for side in (body, orelse) if isinstance(side, Code)}
+    form = forms.pop() if optional and len(forms) == 1 else None
+    return Code(expr, is_static(test) and is_static(body) and is_static(orelse), optional=optional, form=form)
 
 
 def is_rotary(value: Value) -> bool:
@@ -377,19 +404,25 @@ def _starred(node: ast.Tuple | ast.List, frame: Frame) -> Value:
 
 
 def _dict(node: ast.Dict, frame: Frame) -> Value:
+    keys = [None if key is None else evaluate(key, frame) for key in node.keys]
+    values = [settle(evaluate(item, frame), frame) for item in node.values]
     entries: dict[str, Value] = {}
-    for key, item in zip(node.keys, node.values, strict=True):
-        value = settle(evaluate(item, frame), frame)
-        if key is None:
-            if not isinstance(value, Mapping):
-                raise Untranslatable(f"** of an unknown dict at {frame.source.location(node)}")
-            entries.update(value.items)
-            continue
-        known = evaluate(key, frame)
-        if not (isinstance(known, Known) and isinstance(known.value, str)):
-            raise Untranslatable(f"a dict with computed keys at {frame.source.location(node)}")
-        entries[known.value] = value
+    for key, value in zip(keys, values, strict=True):
+        match key, value:
+            case None, Mapping(items=items):
+                entries.update(items)
+            case Known(value=str() as known), _:
+                entries[known] = value
+            case _:
+                return _opaque_dict(keys, values)
     return Mapping(entries)
+
+
+def _opaque_dict(keys: list[Value | None], values: list[Value]) -> Code:
+    """Return a dict whose keys are known at run time only."""
+    codes = [None if key is None else residual(key) for key in keys]
+    static = all(is_static(item) for item in (*(key for key in keys if key is not None), *values))
+    return Code(ast.Dict(codes, list(map(residual, values))), static)
 
 
 def _formatted(node: ast.JoinedStr, frame: Frame) -> Value:
@@ -412,8 +445,8 @@ def _walrus(node: ast.NamedExpr, frame: Frame) -> Value:
 
 def _lambda(node: ast.Lambda, frame: Frame) -> Value:
     """Return a function without parameters that makes a mask; others have no translation."""
-    if not (node.args.args or node.args.kwonlyargs) and isinstance(evaluate(node.body, frame), Mask):
-        return MaskMaker()
+    if not (node.args.args or node.args.kwonlyargs) and isinstance(mask := evaluate(node.body, frame), Mask):
+        return MaskMaker(padding=isinstance(mask, PaddingMask))
     raise Untranslatable(f"Lambda at {frame.source.location(node)}")
 
 
@@ -437,4 +470,6 @@ _NODES: dict[type[ast.expr], Callable[[Any, Frame], Value]] = {
     ast.Lambda: _lambda,
     ast.ListComp: comprehension,
     ast.GeneratorExp: comprehension,
+    ast.SetComp: comprehension,
+    ast.DictComp: dict_comprehension,
 }
