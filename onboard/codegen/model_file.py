@@ -69,6 +69,7 @@ def generate_model_file(spec: ModelSpec) -> str:
         functions=functions,
         blocks=blocks,
         config_class=spec.config_class,
+        first_position=first_position_expression(spec, "config"),
     )
     return format_python(text)
 
@@ -105,6 +106,16 @@ def _attributes(parameters: dict[str, Any]) -> list[str]:
     whole = group_size == "self.weight.shape[0]"
     before = str(parameters.get("norm_before_gate", "self.x"))
     return ["x" if whole else group_size.removeprefix("self."), before.removeprefix("self.")]
+
+
+def first_position_expression(spec: ModelSpec, config: str) -> str | None:
+    """Return the expression for the position of a text's first token, of the variable `config`; None where it is 0."""
+    if "first_position" not in spec.traits:
+        return None
+    value = str(spec.traits["first_position"].value)
+    if not re.fullmatch(r"(pad_token_id \+ )?[0-9]{1,4}", value):
+        raise OnboardError(f"the spec has first_position {value!r}", hint="It is a number, or 'pad_token_id + 1'")
+    return f"{config}.{value}" if value.startswith("pad") else value
 
 
 def _plain(text: str | None) -> str:
