@@ -185,6 +185,8 @@ def _import_line(name: str, obj: Any, source: Any) -> str:
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
                     return f"import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
+    if not source.module.__name__.startswith("transformers.models.") and getattr(source.module, name, None) is obj:
+        return f"from {source.module.__name__} import {name}"  # of transformers' shared code
     raise Untranslatable(f"the global {name} ({type(obj).__name__})")
 
 

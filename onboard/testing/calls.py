@@ -37,7 +37,9 @@ class Call:
         assert 0 < len(actual) <= len(expected), (
             f"{type(block).__name__} returns {len(actual)} tensors, Hugging Face {len(expected)}"
         )
-        return [(ours, _for_each_row(theirs, ours)) for ours, theirs in zip(actual, expected, strict=False)]
+        return [
+            (ours, _for_each_row(theirs, ours)) for ours, theirs in zip(actual, _chosen(actual, expected), strict=True)
+        ]
 
     def _arguments_for(self, block: nn.Module) -> dict[str, Any]:
         arguments = {}
@@ -51,6 +53,14 @@ class Call:
                     f"{type(block).__name__} wants {name!r}, Hugging Face gives {sorted(self.arguments)}"
                 )
         return arguments
+
+
+def _chosen(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return Hugging Face's tensor for each of the generated block's, in order: the next one of its shape."""
+    rest = iter(expected)
+    found = [next((theirs for theirs in rest if theirs.shape == ours.shape), None) for ours in actual]
+    matched = [theirs for theirs in found if theirs is not None]
+    return matched if len(matched) == len(actual) else expected[: len(actual)]
 
 
 def _for_each_row(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:

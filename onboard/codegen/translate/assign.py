@@ -165,8 +165,8 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
 def _at(value: Value, path: ast.expr) -> Value:
     """Return a value as it is read back from the attribute `path`."""
     match value:
-        case Code(static=static):
-            return Code(path, static)
+        case Code(static=static, optional=optional):
+            return Code(path, static, optional=optional)
         case Instance():
             return replace(value, expr=path)
         case ModuleList(made=made):

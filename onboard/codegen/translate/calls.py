@@ -12,17 +12,21 @@ import torch
 from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
-from onboard.codegen.translate import canonical, latent, objects, recurrent, scores
+from onboard.codegen.translate import biases, canonical, folded, latent, objects, recurrent, scores
 from onboard.codegen.translate.values import (
+    KEYS,
     NONE,
     POSITIONS,
     UPCAST,
+    ZEROS,
     AttentionInterface,
     Code,
     Config,
+    Folded,
     Global,
     Instance,
     Items,
+    KeyBias,
     Known,
     Made,
     Mapping,
@@ -167,6 +171,14 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
         bare = plain_call(attribute(owner.expr, attr), Args([], args.keywords, []))
         if (found := scores.method(owner, attr, args, bare.expr)) is not None:
             return found
+    if isinstance(owner, Folded) and (changed := folded.method(owner, attr, args)) is not None:
+        return changed
+    if isinstance(owner, KeyBias):
+        return _bias_method(owner, attr, args)
+    if owner.form == KEYS and (keys := biases.key_method(owner, attr, args)) is not None:
+        return keys
+    if (apart := folded.fold(owner, attr, args)) is not None:
+        return apart
     known = [value.value for value in args.positional if isinstance(value, Known)]
     if (attr == "float" or (attr == "to" and _is_float32(args))) and owner.form is None and not owner.static:
         return replace(_cast(owner, attr, args), form=UPCAST)
@@ -190,6 +202,16 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
     if owner.transposed and attr == "view":
         attr = "reshape"  # a transposed tensor has no view of another shape
     return plain_call(attribute(residual(owner), attr), args, owner.static and args.static())
+
+
+def _bias_method(owner: KeyBias, attr: str, args: Args) -> Value:
+    if attr == "baddbmm":
+        first, second = (args.keywords.get(key) or args.positional[i] for i, key in enumerate(("batch1", "batch2")))
+        if (added := scores.added(owner, first, second, args.keywords)) is not None:
+            return added
+    if not biases.method(attr):
+        raise Untranslatable(f"a bias of positions and its {attr}")
+    return owner
 
 
 def _is_float32(args: Args) -> bool:
@@ -261,6 +283,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return args.positional[0]
     if obj is torch.arange and (counted := _counted(args, frame)) is not None:
         return counted
+    if (keys := biases.counted(obj, expr, args, frame)) is not None:
+        return keys
     if obj is is_torchdynamo_compiling:
         return Known(True)  # generated code is made for export
     if (handler := _BUILTINS.get(obj) if isinstance(obj, type) or callable(obj) else None) is not None:
@@ -280,6 +304,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if frame.translator.is_helper(obj):
         return frame.translator.call_function(obj, args, frame)
     static = args.static() and not _is_torch(obj)
+    if obj is torch.zeros and not static:
+        return replace(plain_call(expr, args), form=ZEROS)
     if not static and (attended := scores.call_of(obj, args, _unmasked_call(expr, args))) is not None:
         return attended
     return plain_call(expr, args, static)

@@ -49,6 +49,7 @@ from onboard.codegen.translate.values import (
     call,
     fill,
     name,
+    passed,
     residual,
     untransposed,
 )
@@ -67,6 +68,7 @@ class Translator:
         rope_ops: helper function name -> canonical op.
         scans: helper function name -> canonical op of a recurrent mixer.
         latents: class name of latent attention -> what `analysis.mixers.probe_latent_attention` found.
+        alibi: attention has a bias that is linear in the key's position.
     """
 
     def __init__(
@@ -76,6 +78,8 @@ class Translator:
         rope_ops: MappingABC[str, str],
         scans: MappingABC[str, str] | None = None,
         latents: MappingABC[str, MappingABC[str, str]] | None = None,
+        *,
+        alibi: bool = False,
     ) -> None:
         self.model = model
         self.config: Any = model.config
@@ -83,6 +87,9 @@ class Translator:
         self.rope_ops = rope_ops
         self.scans = scans or {}
         self.latents = latents or {}
+        self.alibi = alibi
+        self.specialised = False
+        """Branches on the config are decided, and guarded, as this config has them."""
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.reset()
 
@@ -100,7 +107,15 @@ class Translator:
         """Names of `canonical.NORMS` that the file needs its own subclass of."""
 
     def translate(self) -> ClassState:
-        """Translate the model's class and all that it reaches."""
+        """Translate the model's class and all that it reaches: for every config or, where that fails, for this one."""
+        try:
+            return self._fixed_point()
+        except Untranslatable:
+            self.specialised = True
+            self.facts = {}
+        return self._fixed_point()
+
+    def _fixed_point(self) -> ClassState:
         for _ in range(100):
             self.reset()
             try:
@@ -314,6 +329,10 @@ class Translator:
         found = find_method(state.cls, "__init__")
         assert found is not None
         owner, node = found
+        if owner.__module__.startswith("torch."):
+            state.init = Routine(node, module_source(owner.__module__))
+            state.inherits_init = True
+            return
         frame = Frame(self, module_source(owner.__module__), "init", state, owner)
         frame.env.values["self"] = Self()
         facts = self.facts["init", state.cls.__qualname__]
@@ -354,7 +373,7 @@ class Translator:
             frame.env.values[node.args.kwarg.arg] = Mapping(extra)
         if execute(node.body, frame) == RAISES:
             raise Untranslatable(f"{node.name}, which raises")
-        routine = Routine(node, frame.source)
+        routine = Routine(node, frame.source, facts=facts)
         routine.shape, routine.holes = finish_returns(frame)
         routine.body = cleanup.clean(frame.out)
         used = cleanup.free_names(routine.body)
@@ -371,7 +390,7 @@ class Translator:
         for key in routine.parameters:
             absent = Code(name("position_ids")) if key == "position_ids" and self.counts_positions else NONE
             value = absent if key in missing else bound[key]
-            arguments.append(residual(untransposed(value) if keeps_order else value))
+            arguments.append(passed(untransposed(value) if keeps_order else value, routine.facts.get(key)))
         called = ast.Call(function, arguments, [])
         if routine.holes > 1:
             return Result(called, routine.shape, routine.holes)

@@ -126,7 +126,8 @@ def _class_text(
     state: ClassState, translator: Translator, top: ClassState, config_class: str, calls: dict[str, list[ast.Call]]
 ) -> ClassText:
     recognised = translator.recognised.get(state.cls.__name__)
-    methods = [_init_text(state, translator, top, config_class, calls[state.cls.__name__])]
+    init = [] if state.inherits_init else [_init_text(state, translator, top, config_class, calls[state.cls.__name__])]
+    methods = list(init)
     for key, routine in state.methods.items():
         methods.append(_method_text(key, routine, translator, state, state is top))
     assert state.init is not None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from onboard.codegen.translate import calls, objects, scores
+from onboard.codegen.translate import biases, calls, objects, scores
 from onboard.codegen.translate.comprehensions import comprehension
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
@@ -21,6 +21,7 @@ from onboard.codegen.translate.values import (
     Half,
     Instance,
     Items,
+    KeyBias,
     Known,
     Mapping,
     Mask,
@@ -29,6 +30,7 @@ from onboard.codegen.translate.values import (
     Output,
     PaddingMask,
     Result,
+    Unread,
     Untranslatable,
     Value,
     is_static,
@@ -105,6 +107,8 @@ def truth(value: Value) -> bool | None:
             return bool(entries)
         case Code() | Half() | Result() | Instance(optional=True):
             return None
+        case Unread(reason=reason):
+            raise Untranslatable(reason)
     return True
 
 
@@ -128,6 +132,8 @@ def _attribute(node: ast.Attribute, frame: Frame) -> Value:
 
 def _subscript(node: ast.Subscript, frame: Frame) -> Value:
     owner = settle(evaluate(node.value, frame), frame)
+    if isinstance(owner, KeyBias) and biases.keeps_heads(node.slice):
+        return owner
     if isinstance(node.slice, ast.Slice) and isinstance(owner, ModuleList):
         return _slice_modules(owner, node.slice, frame)
     return _item(owner, evaluate(node.slice, frame), node, frame)
@@ -229,6 +235,8 @@ def binary(op: ast.operator, left: Value, right: Value) -> Value:
     """Return `left op right`."""
     if (attended := _scores(op, left, right)) is not None:
         return attended
+    if (bias := biases.combined(op, left, right)) is not None:
+        return bias
     if isinstance(left, Known) and isinstance(right, Known) and type(op) in _BINARY:
         return Known(_BINARY[type(op)](left.value, right.value))
     if isinstance(op, ast.Add) and same(right, Known(0)) and isinstance(left, Code):
@@ -256,7 +264,7 @@ def _scores(op: ast.operator, left: Value, right: Value) -> Value | None:
     if not any(isinstance(side, scores.Scores) for side in (left, right)):
         return None
     bare = [replace(side, masked=False) if isinstance(side, Code) else side for side in (left, right)]
-    codes = [ast.Constant(None) if isinstance(side, Mask) else residual(side) for side in bare]
+    codes = [ast.Constant(None) if isinstance(side, Mask | KeyBias) else residual(side) for side in bare]
     return scores.combined(op, left, right, ast.BinOp(codes[0], op, codes[1]))
 
 
@@ -337,7 +345,8 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
             return Instance(made, expr, optional=True)
         case (Code(transposed=True), _) | (_, Code(transposed=True)):
             return Code(expr)
-    return Code(expr, is_static(test) and is_static(body) and is_static(orelse))
+    optional = any(same(side, NONE) or (isinstance(side, Code) and side.optional) for side in (body, orelse))
+    return Code(expr, is_static(test) and is_static(body) and is_static(orelse), optional=optional)
 
 
 def is_rotary(value: Value) -> bool:

@@ -12,11 +12,14 @@ from transformers import masking_utils
 from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
 from transformers.utils import ModelOutput
 
+from onboard.codegen.translate import folded
 from onboard.codegen.translate.values import (
+    KEYS,
     NONE,
     POSITIONS,
     Code,
     Config,
+    Folded,
     Global,
     Instance,
     Known,
@@ -74,7 +77,7 @@ def positions(frame: Frame) -> Code | None:
     """
     if frame.kind != "forward" or not frame.translator.counts_positions:
         return None
-    return Code(name("position_ids"), form=POSITIONS)
+    return Code(name("position_ids"), form=KEYS if frame.translator.alibi else POSITIONS)
 
 
 def is_attention_dispatch(value: Value) -> bool:
@@ -108,6 +111,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return frame.translator.reached(owner)[0].attribute(attr, expr, frame)
         case Mapping() | ModuleList():
             return Method(owner, attr)
+        case Folded() if attr == "shape":
+            return folded.shape(owner)
         case Code(expr=expr, masked=True) if attr in (*_OF_ANY_SHAPE, "shape"):
             return Code(attribute(expr, attr))
         case Code(expr=expr, transposed=True) if attr in _OF_ANY_SHAPE:
