@@ -26,6 +26,7 @@ from onboard.analysis.tiny import build_tiny, load_config, one_line, prompt, pro
 from onboard.errors import OnboardError
 from onboard.graph.expert_weights import separate_experts
 from onboard.ops.rope import complex_freqs
+from onboard.testing.calls import counterparts
 
 TOLERANCE = 1e-5
 """Largest rmse(actual - expected) / rmse(expected), float32."""
@@ -143,7 +144,7 @@ def _counterpart(args: tuple[Any, ...], calls: list[ModuleCall]) -> int:
 def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[Any, float]:
     """Return the expected output in the generated block's form, and the error."""
     if isinstance(output, tuple):
-        pairs = zip(output, _counterparts(output, expected), strict=False)
+        pairs = zip(output, counterparts(output, expected), strict=True)
         parts = [_compare(path, class_name, ours, theirs) for ours, theirs in pairs]
         return tuple(part for part, _ in parts), max(error for _, error in parts)
     if output is None and expected is None:
@@ -162,22 +163,6 @@ def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[An
     if not error <= TOLERANCE:
         raise OnboardError(_difference(path, class_name, output, target, error))
     return target, error
-
-
-def _counterparts(output: tuple[Any, ...], expected: Any) -> list[Any]:
-    """Return transformers' part for each of the generated block's: it may return more (attention's weights)."""
-    rest = list(expected.values() if isinstance(expected, dict) else expected)
-    chosen = []
-    for item in output:
-        alike = (index for index, other in enumerate(rest) if _form(other) == _form(item))
-        index = next(alike, 0)
-        chosen += rest[index : index + 1]
-        rest = rest[index + 1 :]
-    return chosen
-
-
-def _form(value: Any) -> Any:
-    return value.shape if isinstance(value, torch.Tensor) else type(value)
 
 
 def _compare_logits(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,9 +37,8 @@ class Call:
         assert 0 < len(actual) <= len(expected), (
             f"{type(block).__name__} returns {len(actual)} tensors, Hugging Face {len(expected)}"
         )
-        return [
-            (ours, _for_each_row(theirs, ours)) for ours, theirs in zip(actual, _chosen(actual, expected), strict=True)
-        ]
+        pairs = zip(actual, counterparts(actual, expected), strict=True)
+        return [(ours, _for_each_row(theirs, ours)) for ours, theirs in pairs]
 
     def _arguments_for(self, block: nn.Module) -> dict[str, Any]:
         arguments = {}
@@ -55,12 +54,21 @@ class Call:
         return arguments
 
 
-def _chosen(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return Hugging Face's tensor for each of the generated block's, in order: the next one of its shape."""
-    rest = iter(expected)
-    found = [next((theirs for theirs in rest if theirs.shape == ours.shape), None) for ours in actual]
-    matched = [theirs for theirs in found if theirs is not None]
-    return matched if len(matched) == len(actual) else expected[: len(actual)]
+def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
+    """Return which of `expected` each of `actual` stands for, in order.
+
+    One that is left out (attention's weights, before what an indexer chose) has another shape than its follower.
+    """
+    found: list[Any] = []
+    rest = list(expected)
+    for index, ours in enumerate(actual):
+        spare = len(rest) - (len(actual) - index)
+        shapes = [getattr(item, "shape", None) for item in rest[: spare + 1]]
+        own = getattr(ours, "shape", None)
+        skipped = shapes.index(own) if own in shapes else 0
+        found.append(rest[skipped])
+        rest = rest[skipped + 1 :]
+    return found
 
 
 def _for_each_row(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Tensors whose batch and heads are one dimension, as attention by `bmm` has them: kept apart as long as they can be."""
+"""Tensors whose batch and heads are one dimension, as attention by `bmm` has them: kept apart where they can be."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHAPES = ("view", "reshape")
 
 
 def fold(owner: Code, attr: str, args: Args) -> Code | None:
-    """Return `x.view(batch * heads, sequence, dim)` as a folded tensor, and an equal shape of a transposed one as it is."""
+    """Return `x.view(batch * heads, sequence, dim)` as a folded tensor (or a shape that `x` has)."""
     if attr == "flatten" and owner.transposed and _ints(args) == [0, 1]:
         return Folded(owner.expr, transposed=True)
     if attr not in _SHAPES or args.keywords:

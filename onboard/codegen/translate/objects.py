@@ -12,7 +12,7 @@ from transformers import masking_utils
 from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
 from transformers.utils import ModelOutput
 
-from onboard.codegen.translate import folded
+from onboard.codegen.translate import causal, folded
 from onboard.codegen.translate.values import (
     KEYS,
     NONE,
@@ -24,6 +24,7 @@ from onboard.codegen.translate.values import (
     Instance,
     Known,
     Mapping,
+    Mask,
     MaskMaker,
     Method,
     ModuleList,
@@ -113,6 +114,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return Method(owner, attr)
         case Folded() if attr == "shape":
             return folded.shape(owner)
+        case Mask() if (fact := causal.mask_attribute(attr)) is not None:
+            return fact
         case Code(expr=expr, masked=True) if attr in (*_OF_ANY_SHAPE, "shape"):
             return Code(attribute(expr, attr))
         case Code(expr=expr, transposed=True) if attr in _OF_ANY_SHAPE:

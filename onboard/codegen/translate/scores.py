@@ -81,8 +81,9 @@ class Scores(Code):
         def code(value: ast.expr | None) -> ast.expr | None:
             return None if value is None else rename(value)
 
-        parts = {item: code(getattr(self, item)) for item in ("scale", "bias", "slopes")}
-        return replace(self, query=tensor(self.query), key=tensor(self.key), **parts)
+        query, key = tensor(self.query), tensor(self.key)
+        scale, bias, slopes = code(self.scale), code(self.bias), code(self.slopes)
+        return replace(self, query=query, key=key, scale=scale, bias=bias, slopes=slopes)
 
 
 def product(left: Value, right: Value, expr: ast.expr) -> Value | None:

@@ -64,7 +64,7 @@ class Code(Value):
 
 @dataclass(frozen=True, eq=False)
 class Folded(Code):
-    """A tensor [batch, heads, sequence, dim] with batch and heads as one dimension; `expr` is the tensor before that."""
+    """`expr` [batch, heads, sequence, dim] with batch and heads as one dimension."""
 
     turned: bool = False
     """The last two dimensions are swapped."""
@@ -77,7 +77,7 @@ class Folded(Code):
 
 @dataclass(frozen=True, eq=False)
 class KeyBias(Code):
-    """A bias of attention that is linear in the key's position (ALiBi); all that is left of it is `expr`, its slopes."""
+    """A bias of attention that is linear in the key's position (ALiBi); `expr`, its slopes, is what is left of it."""
 
 
 @dataclass(frozen=True, eq=False)
