@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis import mixers, probe
+from onboard.analysis.biases import position_bias
 from onboard.analysis.experts import probe_experts
 from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
 from onboard.analysis.source import location, module_source
@@ -97,7 +98,9 @@ def _spec(
         source_hash=source.sha256(),
         num_parameters=_parameters(whole),
         config=dict(config),
-        traits=traits(full, tiny, recordings[0], blocks) | ({"positions": _COUNTED} if counted else {}),
+        traits=traits(full, tiny, recordings[0], blocks)
+        | position_bias(recordings[0])
+        | ({"positions": _COUNTED} if counted else {}),
         blocks=blocks,
         layer_kinds=kinds,
         tricky=_tricky(full, recordings[0]),

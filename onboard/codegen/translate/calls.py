@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 _POINTWISE = {"to", "float", "type", "type_as", "half", "bfloat16", "sigmoid", "tanh", "abs", "neg", "clamp"}
 _ALONG_LAST = {"chunk", "split", "mean", "sum", "norm", "softmax"}
+_OF_MASKS = {"to", "bool", "type", "contiguous"}
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _IDENTITIES = (nn.Dropout, nn.Identity)
 
@@ -157,6 +158,10 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return Known(getattr(value, attr)(*(item.value for item in args.positional)))  # type: ignore[attr-defined]
         case Global() if objects.is_attention_dispatch(owner) and attr in ("get_interface", "get"):
             return AttentionInterface()
+        case Mask() if attr in _OF_MASKS:
+            return owner
+        case Global(obj=type() as cls) if attr == "apply" and issubclass(cls, torch.autograd.Function):
+            return frame.translator.call_autograd(cls, args, frame)
         case Instance() if attr == "forward":
             return call_value(owner, args, frame)
         case Instance() if attr == "register_buffer":

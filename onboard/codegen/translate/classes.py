@@ -312,6 +312,17 @@ class Translator:
             self.functions[key] = self._routine(node, inner, self.facts["function", key])
         return self._result(name(key), self.functions[key], bound, False)
 
+    def call_autograd(self, cls: type, args: Args, frame: Frame) -> Value:
+        """Return `cls.apply(...)` of a function with a derivative of its own: what its forward computes."""
+        found = find_method(cls, "forward")
+        if found is None:
+            raise Untranslatable(f"{cls.__name__}.apply")
+        given = Args([NONE, *args.positional], args.keywords, args.stars)  # no context to save anything in
+        result = self._inline(found[1], module_source(found[0].__module__), given, frame.cls or frame.caller)
+        if result is None:
+            raise Untranslatable(f"{cls.__name__}.forward")
+        return result
+
     def _inline(
         self, node: ast.FunctionDef, source: ModuleSource, args: Args, caller: ClassState | None
     ) -> Value | None:

@@ -59,8 +59,11 @@ def places_written(target: ast.expr) -> set[str]:
 
 
 def _mutated(target: ast.expr) -> set[str]:
-    """Return the variable whose item a target writes."""
-    return set(places_read(target.value)) if isinstance(target, ast.Subscript) else set()
+    """Return the variable whose item or attribute a target writes."""
+    match target:
+        case ast.Subscript(value=owner) | ast.Attribute(value=ast.Attribute() as owner):
+            return set(places_read(owner))
+    return set()
 
 
 def _remove_dead(body: list[ast.stmt], live_out: frozenset[str]) -> tuple[list[ast.stmt], set[str]]:

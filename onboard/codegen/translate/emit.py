@@ -23,6 +23,7 @@ from onboard.codegen.translate.values import (
     Config,
     Hole,
     Instance,
+    KeyBias,
     Output,
     Untranslatable,
     attribute,
@@ -242,6 +243,8 @@ def _tensor_annotation(parameter: str, routine: Routine, translator: Translator,
                 case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Name(id=unpacked)) if unpacked == parameter:
                     return f"tuple[{', '.join(['torch.Tensor'] * len(parts))}]"
     fact = translator.facts.get(("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}).get(parameter)
+    if isinstance(fact, KeyBias):
+        return "AlibiSlopes"
     if isinstance(fact, Code) and fact.static:
         return _annotation(routine.node, parameter) if _is_named(routine.node, parameter) else "int"
     if parameter == "position_embeddings" and not (isinstance(fact, Code) and fact.form):
@@ -260,7 +263,10 @@ def _return_annotation(routine: Routine) -> str:
 
 
 def _function_text(key: str, routine: Routine) -> MethodText:
-    parameters = [f"{item}: torch.Tensor" for item in routine.parameters]
+    static = {item for item, fact in routine.facts.items() if isinstance(fact, Code) and fact.static}
+    types = {item: _annotation(routine.node, item) for item in static if _is_named(routine.node, item)}
+    types |= {item: "torch.device" for item in routine.parameters if item == "device"}
+    parameters = [f"{item}: {types.get(item, 'torch.Tensor')}" for item in routine.parameters]
     return MethodText(
         key, f"({', '.join(parameters)}) -> {_return_annotation(routine)}", print_block(routine.body, routine.source)
     )

@@ -103,10 +103,10 @@ def product(left: Value, right: Value, expr: ast.expr) -> Value | None:
 def added(bias: Value, first: Value, second: Value, keywords: Mapping[str, Value]) -> Value | None:
     """Return `bias.baddbmm(first, second, beta=..., alpha=...)` where the bias is ALiBi's or zero."""
     found = product(first, second, ast.Constant(None))
-    if not isinstance(found, Scores) or found.normed or not all(map(is_static, keywords.values())):
+    alpha, beta = keywords.get("alpha", Known(1)), keywords.get("beta", Known(1))
+    if not isinstance(found, Scores) or found.normed or not (is_static(alpha) and is_static(beta)):
         return None
     found = replace(found, masked=True)  # there is no code of its own for it
-    alpha, beta = keywords.get("alpha", Known(1)), keywords.get("beta", Known(1))
     if not same(alpha, Known(1)):
         found = _scaled(found, ast.Mult(), residual(alpha), found.expr)
     if isinstance(bias, KeyBias):
