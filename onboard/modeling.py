@@ -25,6 +25,10 @@ _OF_FILE: dict[str, dict[str, type[nn.Module]]] = {}
 """What each executed model file registered, by the name of its module."""
 
 
+AlibiSlopes = torch.Tensor
+"""ALiBi's slopes [heads], where transformers passes the bias that they make."""
+
+
 @dataclass
 class CausalLMOutput:
     """`logits` [batch, sequence, vocabulary], in the model's dtype."""

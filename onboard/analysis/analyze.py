@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis import mixers, probe
+from onboard.analysis.biases import position_bias
 from onboard.analysis.experts import probe_experts
 from onboard.analysis.own_cache import cache_notes
 from onboard.analysis.positions import first_position
@@ -101,7 +102,7 @@ def _spec(
         source_hash=source.sha256(),
         num_parameters=_parameters(whole),
         config=dict(config),
-        traits=traits(full, tiny, recordings[0], blocks) | _positions(full, tiny),
+        traits=traits(full, tiny, recordings[0], blocks) | position_bias(recordings[0]) | _positions(full, tiny),
         blocks=blocks,
         layer_kinds=kinds,
         never_called=_never_called(tiny, recordings),

@@ -84,7 +84,9 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     ropes = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "rope"}
     scans = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "scan"}
     latents = {b.class_name: b.parameters for b in spec.blocks if b.kind == "attention" and b.parameters.get("expand")}
-    return Translator(model, recognised, ropes, scans, latents), model
+    bias = spec.traits.get("position_bias")
+    alibi = bias is not None and bias.value == "alibi"
+    return Translator(model, recognised, ropes, scans, latents, alibi=alibi), model
 
 
 def _check_identifiers(spec: ModelSpec) -> None:
@@ -172,8 +174,10 @@ def _names_in(functions: list[MethodText]) -> set[str]:
 
 def _imports(names: set[str], translator: Translator, spec: ModelSpec, blocks: list[str]) -> list[str]:
     own = {state.cls.__name__ for state in translator.states.values()} | translator.functions.keys()
+    own |= translator.own_norms
     lines = {"import torch", "from torch import nn", "import onboard.ops  # noqa: F401  (registers the canonical ops)"}
-    lines.add("from onboard.modeling import CausalLMOutput, register_causal_lm")
+    slopes = "AlibiSlopes, " if any("AlibiSlopes" in block for block in blocks) else ""
+    lines.add(f"from onboard.modeling import {slopes}CausalLMOutput, register_causal_lm")
     lines.add(f"from transformers import {spec.config_class}")
     if any("ROPE_INIT_FUNCTIONS" in block for block in blocks):
         lines.add("from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS")
@@ -197,6 +201,8 @@ def _import_line(name: str, obj: Any, source: Any) -> str:
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
                     return f"import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
+    if not source.module.__name__.startswith("transformers.models.") and getattr(source.module, name, None) is obj:
+        return f"from {source.module.__name__} import {name}"  # of transformers' shared code
     raise Untranslatable(f"the global {name} ({type(obj).__name__})")
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 from onboard.codegen.translate.calls import Args
 from onboard.codegen.translate.values import (
     COMPLEX,
     Code,
     Config,
+    Folded,
     Half,
     Items,
+    KeyBias,
     Known,
     Mapping,
     Mask,
@@ -63,6 +66,8 @@ def fact_of(value: Value) -> Value:
     match value:
         case Known() | Config() | Mask():
             return value
+        case Folded() | KeyBias():
+            return replace(value, expr=name("_"))
         case Code(static=static, form=form, optional=optional):
             return Code(name("_"), static, form=form, optional=optional)
         case Mapping(items=items) if all(isinstance(item, Known | Mask) for item in items.values()):
@@ -89,8 +94,10 @@ def join_facts(old: Value, new: Value) -> Value:
 
 def same_fact(old: Value, new: Value) -> bool:
     """Whether two facts say the same."""
+    if isinstance(old, Folded) and isinstance(new, Folded):
+        return (old.transposed, old.turned) == (new.transposed, new.turned)
     if isinstance(old, Code) and isinstance(new, Code):
-        return (old.static, old.form, old.optional) == (new.static, new.form, new.optional)
+        return type(old) is type(new) and (old.static, old.form, old.optional) == (new.static, new.form, new.optional)
     return same(old, new)
 
 
@@ -101,6 +108,8 @@ def as_parameters(facts: dict[str, Value]) -> dict[str, Value]:
         match fact:
             case Config():
                 values[key] = Config(name(key))
+            case Folded() | KeyBias():
+                values[key] = replace(fact, expr=name(key))
             case Code(static=static, form=form, optional=optional):
                 values[key] = Code(name(key), static, form=form, optional=optional)
             case _:
