@@ -100,6 +100,7 @@ def _spec(
         traits=traits(full, tiny, recordings[0], blocks) | ({"positions": _COUNTED} if counted else {}),
         blocks=blocks,
         layer_kinds=kinds,
+        never_called=_never_called(tiny, recordings),
         tricky=_tricky(full, recordings[0]),
     )
 
@@ -178,6 +179,12 @@ def _examples(model: nn.Module, recording: Recording) -> dict[type, tuple[str, n
         if cls not in found or (found[cls][0] not in recording.modules and path in recording.modules):
             found[cls] = path, module
     return found
+
+
+def _never_called(model: nn.Module, recordings: list[Recording]) -> list[str]:
+    """Return the paths of modules, other than PyTorch's, that ran in no recording."""
+    own = [path for path, module in model.named_modules() if not type(module).__module__.startswith("torch.")]
+    return [path for path in own if all(path not in recording.modules for recording in recordings)]
 
 
 def _classify(

@@ -12,6 +12,7 @@ from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.comprehensions import bind_target, iteration
 from onboard.codegen.translate.evaluate import binary, evaluate, settle, truth
 from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.narrow import narrowed
 from onboard.codegen.translate.scores import without_weights
 from onboard.codegen.translate.values import (
     NONE,
@@ -28,6 +29,7 @@ from onboard.codegen.translate.values import (
     attribute,
     call,
     is_static,
+    joined_ways,
     may_be_none,
     name,
     residual,
@@ -113,7 +115,10 @@ def _if(node: ast.If, frame: Frame) -> str | None:
 
 def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
     """Keep both sides; where one has no translation, take this config's side and guard it."""
-    sides = [_side(body, frame) for body in (node.body, node.orelse)]
+    sides = []
+    for body, outcome in ((node.body, True), (node.orelse, False)):
+        with narrowed(test, outcome, frame):
+            sides.append(_side(body, frame))
     failed = [isinstance(side, Untranslatable) for side in sides]
     if isinstance(sides[0], Grows) and not node.orelse:
         return None
@@ -166,9 +171,11 @@ def _take(side: Side, frame: Frame) -> str | None:
 
 
 def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | None:
-    index = 0 if is_static(test) and frame.translator.decide(node.test, test, frame) else 1
-    if not is_static(test) or isinstance(sides[index], Untranslatable):
+    if not is_static(test) or all(isinstance(side, Untranslatable) for side in sides):
         raise next(side for side in sides if isinstance(side, Untranslatable))
+    index = 0 if frame.translator.decide(node.test, test, frame) else 1
+    if isinstance(sides[index], Untranslatable):
+        raise sides[index]
     expr = residual(test)
     frame.translator.guard(expr if index == 0 else ast.UnaryOp(ast.Not(), expr), frame)
     return _take(sides[index], frame)
@@ -189,7 +196,7 @@ def _join(*branches: tuple[list[ast.stmt], Env]) -> Env:
         if a is None or b is None:
             joined.values[key] = a if a is not None else b  # type: ignore[assignment]
         elif isinstance(a, ModuleList) and isinstance(b, ModuleList) and same(a, b):
-            joined.values[key] = replace(a, made=lists.joined_ways(a.made, b.made))
+            joined.values[key] = replace(a, made=joined_ways(a.made, b.made))
         elif same(a, b):
             joined.values[key] = a
         else:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from torch import nn
+
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate.scores import Scores
 from onboard.codegen.translate.values import Code, Env, Expanded, Items, Joined, Mapping, Output, Value, name
@@ -35,6 +37,8 @@ class Frame:
     """The class from whose code a helper function is called: it may be handed a method of it."""
     loops: list[Env] = field(default_factory=list)
     """The loops that the evaluated statement lies in: the variables before each."""
+    layers: list[nn.Module] | None = None
+    """The modules of the class that get to the evaluated branch; None: no branch tells."""
 
     @contextmanager
     def loop(self, start: Env) -> Iterator[None]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 from onboard.analysis.source import ModuleSource
-from onboard.codegen.translate import objects
+from onboard.codegen.translate import narrow, objects
 from onboard.codegen.translate.values import (
     NONE,
     Code,
@@ -25,6 +24,7 @@ from onboard.codegen.translate.values import (
     Self,
     Value,
     attribute,
+    may_be_none,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +42,26 @@ class Routine:
     body: list[ast.stmt] = field(default_factory=list)
     shape: Value = NONE
     holes: int = 0
+
+    optional: set[str] = field(default_factory=set)
+    """Parameters that may be None."""
+    omitted: set[str] = field(default_factory=set)
+    """Parameters that some call leaves out."""
+
+    def take(self, keys: set[str], facts: dict[str, Value]) -> None:
+        """Take other parameters, too, in the order of the signature; note which may be None."""
+        order = [item.arg for item in (*self.node.args.args, *self.node.args.kwonlyargs)]
+        if keys:
+            wanted = {*self.parameters, *keys}
+            self.parameters = [key for key in dict.fromkeys((*order, *self.parameters)) if key in wanted]
+        self.optional = {key for key in self.parameters if key in facts and may_be_none(facts[key])}
+
+    def omitting(self, given: Container[str]) -> list[str]:
+        """Return the parameters that a call passes: not the last ones that it has nothing for and that may be None."""
+        passed = list(self.parameters)
+        while passed and passed[-1] in self.optional and passed[-1] not in given:
+            self.omitted.add(passed.pop())
+        return passed
 
     @property
     def keeps_one(self) -> bool:
@@ -65,10 +85,6 @@ class ClassState:
     read_outside: set[str] = field(default_factory=set)
     """Attributes that other classes read."""
 
-    def instances(self) -> list[nn.Module]:
-        """Return the tiny model's modules of this class."""
-        return [module for module in self.translator.model.modules() if type(module) is self.cls]
-
     def has(self, attr: str) -> bool:
         """Whether `self.attr` exists."""
         return attr in self.attributes or hasattr(self.cls, attr)
@@ -84,7 +100,8 @@ class ClassState:
             case Known() | Mask():
                 return value
             case Instance():
-                return replace(value, expr=path)
+                own = isinstance(owner, ast.Name) and owner.id == "self"
+                return narrow.possible(replace(value, expr=path), attr, frame) if own else replace(value, expr=path)
             case ModuleList(made=made):
                 return ModuleList(made, path)
             case Config():
