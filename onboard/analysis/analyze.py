@@ -254,7 +254,13 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     style = "complex" if complex_form else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
     return probe.Finding(
         "rotary",
-        {"style": style, "per_layer_type": per_layer_type, "longrope": longrope},
+        {
+            "style": style,
+            "per_layer_type": per_layer_type,
+            "longrope": longrope,
+            "partly": None in parameters.values(),  # some kinds of layers go without
+            "own_sizes": getattr(config, "is_heterogeneous", False),  # a layer type may have heads of its own size
+        },
         [f"probe: cos^2 + sin^2 = {scale:.6g}^2 everywhere", "config.json: rope_parameters"],
     )
 

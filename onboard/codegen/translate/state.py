@@ -42,6 +42,8 @@ class Routine:
     body: list[ast.stmt] = field(default_factory=list)
     shape: Value = NONE
     holes: int = 0
+    given: Value | None = None
+    """What a caller gets, in terms of the parameters, where that is nothing but some of these."""
 
     @property
     def keeps_one(self) -> bool:
