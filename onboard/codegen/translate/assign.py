@@ -75,17 +75,11 @@ def _store_name(variable: str, value: Value, frame: Frame, origin: ast.AST) -> N
     if not isinstance(value, Result):
         frame.bind(variable, value, origin)
         return
-    if _is_plain_tuple(value):
+    if value.is_plain_tuple:
         frame.bind(variable, Code(value.expr), origin)
         return
     names = [f"{variable}_{index}" for index in range(value.holes)]
     frame.env.values[variable] = bind_result(value, names, frame, origin)
-
-
-def _is_plain_tuple(result: Result) -> bool:
-    """Whether a result is a tuple of its run-time parts and nothing else."""
-    shape = result.shape
-    return not result.transposed and isinstance(shape, Items) and all(isinstance(item, Hole) for item in shape.items)
 
 
 def _unpack(targets: list[ast.expr], value: Value, frame: Frame, origin: ast.AST) -> None:

@@ -74,7 +74,9 @@ def places_written(target: ast.expr) -> set[str]:
 
 
 def _mutated(target: ast.expr) -> set[str]:
-    """Return the variable whose item a target writes, and its mark."""
+    """Return the variable whose item or attribute a target writes, and the mark of its items."""
+    if isinstance(target, ast.Attribute):
+        return set(places_read(target.value))
     places = set(places_read(target.value)) if isinstance(target, ast.Subscript) else set()
     return places | {f"{place}{_ITEMS}" for place in places}
 

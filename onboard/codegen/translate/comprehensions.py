@@ -17,6 +17,7 @@ from onboard.codegen.translate.values import (
     Mask,
     ModuleList,
     PaddingMask,
+    Result,
     Untranslatable,
     Value,
     call,
@@ -60,7 +61,8 @@ def dict_comprehension(node: ast.DictComp, frame: Frame) -> Value:
         return known
     over, env = _loop_variables(generator, frame)
     with frame.branch(env) as statements:
-        key, value = residual(evaluate(node.key, frame)), settle(evaluate(node.value, frame), frame)
+        key, value = residual(evaluate(node.key, frame)), evaluate(node.value, frame)
+        value = Code(value.expr) if isinstance(value, Result) and value.is_plain_tuple else settle(value, frame)
         tests = [residual(evaluate(item, frame)) for item in generator.ifs]
     if isinstance(value, Mask):
         return value if not isinstance(value, PaddingMask) else PaddingMask()

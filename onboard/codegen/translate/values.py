@@ -224,6 +224,12 @@ class Result(Value):
     holes: int
     transposed: bool = False
 
+    @property
+    def is_plain_tuple(self) -> bool:
+        """Whether it is a tuple of its run-time parts and nothing else."""
+        shape = self.shape
+        return not self.transposed and isinstance(shape, Items) and all(isinstance(item, Hole) for item in shape.items)
+
 
 NONE = Known(None)
 
