@@ -46,9 +46,14 @@ class Cookbook(Phase):
 
 
 def notebook_path(context: RunContext) -> Path:
-    """Return where the model's notebook goes."""
-    name = re.sub(r"[^a-z0-9.]+", "_", context.read_json(REGISTRATION)["config_id"]).strip("_")
-    return context.root / "cookbooks" / f"{name}_cookbook.ipynb"
+    """Return where the notebook of a run's model goes."""
+    return notebook_of(context.root, context.read_json(REGISTRATION)["config_id"])
+
+
+def notebook_of(root: Path, config_id: str) -> Path:
+    """Return where the notebook of a registered model goes."""
+    name = re.sub(r"[^a-z0-9.]+", "_", config_id).strip("_")
+    return root / "cookbooks" / f"{name}_cookbook.ipynb"
 
 
 def notebook_text(cells: str) -> str:
@@ -77,25 +82,42 @@ def notebook_text(cells: str) -> str:
 
 
 def template_values(context: RunContext) -> dict[str, Any]:
-    """Return everything that the template shows."""
-    spec, registration = context.spec, context.read_json(REGISTRATION)
+    """Return everything that the template shows of a run's model."""
     folder = context.source.files()
     local = context.source.revision is None
-    generation = _read_json(folder / "generation_config.json")
-    tokenizer = has_tokenizer(folder)
+    return notebook_values(
+        context.spec,
+        context.read_json(REGISTRATION),
+        hub_id=None if local else context.model,
+        folder=context.model if local else None,
+        generation=_read_json(folder / "generation_config.json"),
+        has_tokenizer=has_tokenizer(folder),
+    )
+
+
+def notebook_values(
+    spec: ModelSpec,
+    registration: dict[str, Any],
+    *,
+    hub_id: str | None,
+    folder: str | None,
+    generation: dict[str, Any],
+    has_tokenizer: bool,
+) -> dict[str, Any]:
+    """Return everything that the template shows of a model: a Hub's, or that of a local `folder`."""
     return {
         "title": registration["name"],
-        "model": registration["name"] if local else context.model,
-        "model_argument": shlex.quote(context.model),
-        "hub_id": None if local else context.model,
+        "model": hub_id or registration["name"],
+        "model_argument": shlex.quote(hub_id or folder or registration["name"]),
+        "hub_id": hub_id,
         "revision": spec.revision,
         "model_file": f"models/modeling_{spec.family}.py",
         "test_file": f"tests/equivalence/test_{spec.family}_modeling.py",
         "config": registration["config"],
         "highlights": highlights(spec),
         "memory": weight_memory(spec.num_parameters),
-        "has_tokenizer": tokenizer,
-        "prompts": ["Once upon a time", "The capital of France is"] if tokenizer else [[5, 3, 8, 2], [7, 1]],
+        "has_tokenizer": has_tokenizer,
+        "prompts": ["Once upon a time", "The capital of France is"] if has_tokenizer else [[5, 3, 8, 2], [7, 1]],
         "max_tokens": max(1, min(32, (max_positions(spec.config) or 512) // 4)),
         "sampling": sampling_arguments(generation),
         "evaluation": [(name, generation[name]) for name in SAMPLING_FIELDS if generation.get(name) is not None],

@@ -51,13 +51,20 @@ class Matrix(Phase):
         path = matrix_path(context.root)
         with nullcontext() if context.options.dry_run else registry.registry_lock(context.root):
             text = path.read_text(encoding="utf-8") if path.exists() else empty_matrix()
-            context.files.write(path, update_matrix(text, context))
+            context.files.write(path, updated_matrix(text, context))
         return PhaseResult(artifacts={"matrix": context.relative(path)}, summary=f"row in {context.relative(path)}")
 
 
-def update_matrix(text: str, context: RunContext) -> str:
-    """Return a support matrix with the model's rows and footnote in it; the rest stays as it is."""
-    spec, registration, run = context.spec, context.read_json(REGISTRATION), context.read_json(RUN)
+def updated_matrix(text: str, context: RunContext) -> str:
+    """Return a support matrix with what a run found of its model."""
+    return update_matrix(text, context.spec, context.read_json(REGISTRATION), context.read_json(RUN))
+
+
+def update_matrix(text: str, spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any] | None) -> str:
+    """Return a support matrix with the model's rows and footnote in it; the rest stays as it is.
+
+    Without a `run` the rows say what the model is, and that nobody has tried it.
+    """
     try:
         text = upsert_row(text, MODELS, model_row(spec, registration, run), 2, merge_model_rows)
         text = upsert_row(text, FEATURES, feature_row(spec, registration, run), 1, merge_feature_rows)
@@ -85,14 +92,14 @@ def empty_matrix() -> str:
     return "\n".join(kept).rstrip() + "\n"
 
 
-def model_row(spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any]) -> list[str]:
+def model_row(spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any] | None) -> list[str]:
     """Return Architecture, Model, Family, Features, Verified on, Config."""
     return [
         f"`{cell(spec.architecture)}`",
         cell(registration["name"]),
         cell(spec.family),
         cell(", ".join(features(spec))),
-        cell(verified_on(run)),
+        cell(verified_on(run) if run else UNTESTED),
         f"[^{registration['config_id']}]",
     ]
 
@@ -125,13 +132,14 @@ def verified_on(run: dict[str, Any]) -> str:
     return f"{full['settings']['device']} {full['settings']['dtype']}{note}"
 
 
-def feature_row(spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any]) -> list[str]:
+def feature_row(spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any] | None) -> list[str]:
     """Return the model's name and Yes, No, Untested or N/A for each column."""
-    full = run["runs"]["full"]
+    full = run["runs"]["full"] if run else None
+    batched = full and full["agreement"]["batch_size"] > 1 and full["agreement"]["agrees"]
     return [
         cell(registration["name"]),
-        _cuda_graphs(full),
-        "Yes" if full["agreement"]["batch_size"] > 1 and full["agreement"]["agrees"] else UNTESTED,
+        _cuda_graphs(full) if full else UNTESTED,
+        "Yes" if batched else UNTESTED,
         UNTESTED,
         _sliding_window(spec, full),
         "No",
@@ -150,11 +158,13 @@ def _cuda_graphs(full: dict[str, Any]) -> str:
     return "Yes" if full["cuda_graphs"]["used"] else "No"
 
 
-def _sliding_window(spec: ModelSpec, full: dict[str, Any]) -> str:
+def _sliding_window(spec: ModelSpec, full: dict[str, Any] | None) -> str:
     """Yes when the run was longer than the window and the cached steps still agreed with a full prefill."""
     window = spec.traits["sliding_window"].value if "sliding_window" in spec.traits else None
     if not isinstance(window, int) or isinstance(window, bool) or window <= 0:
         return "N/A"
+    if full is None:
+        return UNTESTED
     longest = max(len(p["token_ids"]) + len(p["output_ids"]) for p in full["prompts"])
     return "Yes" if longest > window and full["agreement"]["agrees"] else UNTESTED
 

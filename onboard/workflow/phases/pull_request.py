@@ -10,7 +10,7 @@ from onboard.git import BranchUpdate, Checkout, branch_name
 from onboard.registry import HEADER, RegistryEntry, insert_entry
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.cookbook import notebook_path
-from onboard.workflow.phases.matrix import empty_matrix, update_matrix
+from onboard.workflow.phases.matrix import empty_matrix, updated_matrix
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.phases.run import ARTIFACT as RUN
 from onboard.workflow.report_view import limitations, short_count
@@ -52,7 +52,7 @@ def commit_branch(context: RunContext, checkout: Checkout) -> BranchUpdate:
     entry = RegistryEntry.model_validate(registration["entry"])
     files = {path: context.files.read(context.root / path) for path in own_files(context)}
     files[REGISTRY] = insert_entry(checkout.read(REGISTRY, branch) or HEADER, entry)
-    files[MATRIX] = update_matrix(checkout.read(MATRIX, branch) or empty_matrix(), context)
+    files[MATRIX] = updated_matrix(checkout.read(MATRIX, branch) or empty_matrix(), context)
     subject = f"Onboard {' '.join(registration['name'].split())}"
     body = f"Model file of {context.spec.architecture}, its equivalence tests, registry entry and cookbook."
     return checkout.commit(branch, files, f"{subject}\n\n{body}")

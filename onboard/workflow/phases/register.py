@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, ClassVar
 
 from onboard import registry
@@ -40,8 +41,8 @@ class Register(Phase):
         spec = context.spec
         with nullcontext() if context.options.dry_run else registry.registry_lock(context.root):
             name, config_id = registry.claim_names(context.model, context.root)
-            composition = ["dashboard_default.yaml", f"world_size_{registry.world_size_for(spec.num_parameters)}.yaml"]
-            text = standalone_text(context, spec, composition)
+            composition = composition_of(spec)
+            text = standalone_text(context.model, context.options.dtype, spec, context.root)
             record: dict[str, Any] = {"name": name, "config_id": config_id, "architecture": spec.architecture}
             record |= _write_config(context, config_id, text)
             entry = RegistryEntry(name=name, config_id=config_id, yaml_extra=[*composition, f"{config_id}.yaml"])
@@ -58,15 +59,20 @@ class Register(Phase):
         )
 
 
-def standalone_text(context: RunContext, spec: ModelSpec, composition: list[str]) -> str:
+def composition_of(spec: ModelSpec) -> list[str]:
+    """Return the shared configs that a model's own is made from."""
+    return ["dashboard_default.yaml", f"world_size_{registry.world_size_for(spec.num_parameters)}.yaml"]
+
+
+def standalone_text(model: str, dtype: str, spec: ModelSpec, root: Path) -> str:
     """Return the model's self-contained config: the composition and what is the model's own, validated."""
-    base = registry.compose_config(composition, context.root).model_dump(mode="json", exclude_unset=True)
+    base = registry.compose_config(composition_of(spec), root).model_dump(mode="json", exclude_unset=True)
     positions = max_positions(spec.config)
     own = {
-        "dtype": context.options.dtype,
+        "dtype": dtype,
         "max_seq_len": min(base["max_seq_len"], positions) if positions else base["max_seq_len"],
     }
-    first: dict[str, Any] = {"model": registry.identity(context.model)}
+    first: dict[str, Any] = {"model": registry.identity(model)}
     if spec.revision:
         first["revision"] = spec.revision
     config = deep_merge(deep_merge(first, base), own) | {"model_kwargs": {}, "transforms": {}}

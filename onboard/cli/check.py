@@ -1,0 +1,50 @@
+"""`onboard check`: are the generated files of a checkout what the tool generates?"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from onboard.workflow.zoo import Drift
+
+
+def check(
+    families: Annotated[
+        list[str] | None, typer.Argument(metavar="[FAMILY]...", help="Families of registry/zoo.yaml; all for none.")
+    ] = None,
+    root: Annotated[Path, typer.Option(help="A checkout of onboard.", show_default="here")] = Path(),
+    write: Annotated[bool, typer.Option("--write", help="Write what differs instead of showing it.")] = False,
+) -> int:
+    """Generate the committed families again, prove them, and show every file that has drifted; exit code 1 then."""
+    from onboard.workflow.files import write_atomically
+    from onboard.workflow.zoo import choose, drifts, load_zoo
+
+    root = root.expanduser().resolve()
+    zoo, drifted = load_zoo(root), 0
+    for family in choose(zoo, families or []):
+        found = list(drifts(family, zoo[family], root))
+        drifted += len(found)
+        print(f"{family}: {_summary(found, write)}", file=sys.stderr, flush=True)
+        for drift in found:
+            if write:
+                write_atomically(drift.path, drift.expected)
+            else:
+                print(_difference(drift, root), end="")
+    return 1 if drifted and not write else 0
+
+
+def _summary(found: list[Drift], write: bool) -> str:
+    if not found:
+        return "as generated"
+    return f"{len(found)} files {'written' if write else 'drifted'}"
+
+
+def _difference(drift: Drift, root: Path) -> str:
+    name = drift.path.relative_to(root).as_posix()
+    old, new = ((text or "").splitlines(keepends=True) for text in (drift.found, drift.expected))
+    return "".join(difflib.unified_diff(old, new, name, f"{name} (generated now)"))

@@ -1,0 +1,111 @@
+"""The families that come with the project, and whether their files are what the tool generates today.
+
+`registry/zoo.yaml` names each family's models and their configs; the first one is what the family's files are generated
+from, and the file is proven for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from onboard import registry
+from onboard.analysis.spec import ModelSpec
+from onboard.codegen.render import render
+from onboard.config import suggest
+from onboard.errors import UsageError
+from onboard.registry import RegistryEntry
+from onboard.workflow.phases.cookbook import TEMPLATE, notebook_of, notebook_text, notebook_values
+from onboard.workflow.phases.generate import same_but_revision
+from onboard.workflow.phases.matrix import matrix_path, update_matrix
+from onboard.workflow.phases.register import composition_of, standalone_text
+
+ZOO = Path("registry", "zoo.yaml")
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A file that is not what the tool generates: `found` is its text, None when it is not there."""
+
+    path: Path
+    expected: str
+    found: str | None
+
+
+def load_zoo(root: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return family -> model id -> fields of its config."""
+    path = root / ZOO
+    if not path.is_file():
+        raise UsageError(f"there is no {ZOO} here", hint="Name a checkout of onboard with --root")
+    families: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(path.read_text(encoding="utf-8"))["families"]
+    return families
+
+
+def choose(zoo: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Return the families that `names` ask for; all of them for none."""
+    for name in names:
+        if name not in zoo:
+            raise UsageError(f"there is no family {name!r} in {ZOO}", hint=suggest(name, zoo))
+    return list(names or zoo)
+
+
+def drifts(family: str, models: Mapping[str, Mapping[str, Any]], root: Path) -> Iterator[Drift]:
+    """Yield each file of a family that differs from what the tool generates now.
+
+    Raises `OnboardError` when a model cannot be analysed, or the generated file is not equal to transformers for it.
+    """
+    specs = [_spec(family, name, fields) for name, fields in models.items()]
+    for path, text in [*_family_files(specs, root), *_model_files(specs, root), *_tables(specs, root)]:
+        found = path.read_text(encoding="utf-8") if path.exists() else None
+        if found is None or not (found == text or same_but_revision(found, text)):
+            yield Drift(path, text, found)
+
+
+def _spec(family: str, name: str, fields: Mapping[str, Any]) -> ModelSpec:
+    from onboard.analysis.analyze import analyze
+
+    return analyze({"model_type": family, **fields}, model=name)
+
+
+def _family_files(specs: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path, str]]:
+    from onboard.codegen.model_file import generate_model_file
+    from onboard.codegen.prove import prove
+    from onboard.codegen.test_file import generate_test_file
+
+    text = generate_model_file(specs[0])
+    for spec in specs:
+        prove(text, spec, export=spec is specs[0])
+    family = specs[0].family
+    yield root / "models" / f"modeling_{family}.py", text
+    yield root / "tests" / "equivalence" / f"test_{family}_modeling.py", generate_test_file(specs[0], root)
+
+
+def _model_files(specs: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path, str]]:
+    for spec in specs:
+        record = _registration(spec)
+        yield registry.config_path(root, record["config_id"]), standalone_text(spec.model, "auto", spec, root)
+        values = notebook_values(spec, record, hub_id=spec.model, folder=None, generation={}, has_tokenizer=True)
+        yield notebook_of(root, record["config_id"]), notebook_text(render(TEMPLATE, root, **values))
+
+
+def _tables(specs: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the registry and the support matrix, with rows of what the models are: no run has tried them."""
+    models, matrix = registry.models_path(root), matrix_path(root)
+    entries, rows = (path.read_text(encoding="utf-8") for path in (models, matrix))
+    for spec in specs:
+        record = _registration(spec)
+        own = [*composition_of(spec), f"{record['config_id']}.yaml"]
+        entry = RegistryEntry(name=spec.model, config_id=record["config_id"], yaml_extra=own)
+        entries = registry.insert_entry(entries, entry)
+        rows = update_matrix(rows, spec, record, None)
+    yield models, entries
+    yield matrix, rows
+
+
+def _registration(spec: ModelSpec) -> dict[str, Any]:
+    config_id = registry.slug(spec.model.rpartition("/")[2])
+    return {"name": spec.model, "config_id": config_id, "config": f"registry/configs/{config_id}.yaml"}
