@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 
 from onboard.analysis import mixers, probe
 from onboard.analysis.experts import probe_experts
+from onboard.analysis.own_cache import cache_notes
 from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
 from onboard.analysis.source import location, module_source
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
@@ -61,16 +62,19 @@ def analyze(
     tiny = build_tiny(full)
     try:
         recordings = _record(tiny)
+        notes = cache_notes(tiny)
     except OnboardError:
         raise
     except Exception as error:
         raise OnboardError(f"a small {full.model_type} model does not run: {one_line(error)}") from error
     try:
-        return _spec(config, full, tiny, recordings, model, revision)
+        spec = _spec(config, full, tiny, recordings, model, revision)
     except OnboardError:
         raise
     except Exception as error:
         raise OnboardError(f"{full.model_type} cannot be analysed: {one_line(error)}") from error
+    spec.tricky.extend(notes)
+    return spec
 
 
 def _spec(
@@ -169,6 +173,12 @@ def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:
     return list(blocks.values())
 
 
+def _never_called(model: nn.Module, recordings: list[Recording]) -> list[str]:
+    """Return the paths of modules, other than PyTorch's, that ran in no recording."""
+    own = [path for path, module in model.named_modules() if not type(module).__module__.startswith("torch.")]
+    return [path for path in own if all(path not in recording.modules for recording in recordings)]
+
+
 def _examples(model: nn.Module, recording: Recording) -> dict[type, tuple[str, nn.Module]]:
     """Return path and module of the first example of each class in the tree, the first one that runs if one does."""
     found: dict[type, tuple[str, nn.Module]] = {}
@@ -179,12 +189,6 @@ def _examples(model: nn.Module, recording: Recording) -> dict[type, tuple[str, n
         if cls not in found or (found[cls][0] not in recording.modules and path in recording.modules):
             found[cls] = path, module
     return found
-
-
-def _never_called(model: nn.Module, recordings: list[Recording]) -> list[str]:
-    """Return the paths of modules, other than PyTorch's, that ran in no recording."""
-    own = [path for path, module in model.named_modules() if not type(module).__module__.startswith("torch.")]
-    return [path for path in own if all(path not in recording.modules for recording in recordings)]
 
 
 def _classify(

@@ -18,11 +18,11 @@ POSITIONS = "positions"
 UPCAST = "upcast"
 """Form of a tensor that was cast to float32, as modeling code does with queries and keys before it multiplies them."""
 
-CHANNELS = "channels"
-"""Form of a tensor [batch, channels, sequence]: a transposition of 1 and 2 moves its last dimension, too."""
-
 SHARED = "shared"
 """Form of a dict, empty at first, in which layers leave keys and values for later layers."""
+
+CHANNELS = "channels"
+"""Form of a tensor [batch, channels, sequence]: a transposition of 1 and 2 moves its last dimension, too."""
 
 
 class Untranslatable(Exception):

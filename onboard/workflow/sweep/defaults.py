@@ -34,8 +34,8 @@ def complete(config: PretrainedConfig) -> PretrainedConfig:
     fields = config.to_dict()
     plain = {name: value(fields) for name, value in _WHERE_NONE.items() if name in fields and fields[name] is None}
     plain |= {name: value for name, value in _WHERE_ONE.items() if fields.get(name) == 1}
-    changes = plain | _decoder(fields) | _kinds_of_layers(fields) | _rope(fields) | _bases(fields)
-    changes |= _parts(config, fields)
+    rope = _rope(fields) | _bases(fields)
+    changes = plain | _decoder(fields) | _kinds_of_layers(fields) | rope | _parts(config, fields)
     return type(config).from_dict(fields | changes) if changes else config
 
 
