@@ -13,8 +13,10 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis import mixers, probe
+from onboard.analysis.biases import position_bias
 from onboard.analysis.experts import probe_experts
 from onboard.analysis.own_cache import cache_notes
+from onboard.analysis.positions import first_position
 from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
 from onboard.analysis.source import location, module_source
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
@@ -89,7 +91,6 @@ def _spec(
     blocks = [*_module_blocks(tiny, recordings[0]), *_rope_blocks(tiny, recordings), *_scan_blocks(tiny, recordings[0])]
     whole = _without_memory(full)
     kinds = _layer_kinds(whole, tiny, recordings[0], {block.class_name for block in blocks if block.kind == "experts"})
-    counted = counts_positions(tiny)
     return ModelSpec(
         model=model,
         revision=revision,
@@ -101,12 +102,19 @@ def _spec(
         source_hash=source.sha256(),
         num_parameters=_parameters(whole),
         config=dict(config),
-        traits=traits(full, tiny, recordings[0], blocks) | ({"positions": _COUNTED} if counted else {}),
+        traits=traits(full, tiny, recordings[0], blocks) | position_bias(recordings[0]) | _positions(full, tiny),
         blocks=blocks,
         layer_kinds=kinds,
         never_called=_never_called(tiny, recordings),
         tricky=_tricky(full, recordings[0]),
     )
+
+
+def _positions(config: PretrainedConfig, tiny: nn.Module) -> dict[str, Trait]:
+    if counts_positions(tiny):
+        return {"positions": _COUNTED}
+    first = first_position(config)
+    return {"first_position": first} if first is not None else {}
 
 
 def count_parameters(config: PretrainedConfig) -> int:

@@ -51,6 +51,7 @@ from onboard.codegen.translate.values import (
     call,
     fill,
     name,
+    passed,
     residual,
     untransposed,
 )
@@ -69,6 +70,7 @@ class Translator:
         rope_ops: helper function name -> canonical op.
         scans: helper function name -> canonical op of a recurrent mixer.
         latents: class name of latent attention -> what `analysis.mixers.probe_latent_attention` found.
+        alibi: attention has a bias that is linear in the key's position.
     """
 
     def __init__(
@@ -78,6 +80,8 @@ class Translator:
         rope_ops: MappingABC[str, str],
         scans: MappingABC[str, str] | None = None,
         latents: MappingABC[str, MappingABC[str, str]] | None = None,
+        *,
+        alibi: bool = False,
     ) -> None:
         self.model = model
         self.config: Any = model.config
@@ -85,6 +89,9 @@ class Translator:
         self.rope_ops = rope_ops
         self.scans = scans or {}
         self.latents = latents or {}
+        self.alibi = alibi
+        self.specialised = False
+        """Branches on the config are decided, and guarded, as this config has them."""
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.shared: dict[tuple[type, str], set[str]] = {}
         """Parameters that a method takes because other classes' methods, which are called in its place, need them."""
@@ -104,7 +111,15 @@ class Translator:
         """Names of `canonical.NORMS` that the file needs its own subclass of."""
 
     def translate(self) -> ClassState:
-        """Translate the model's class and all that it reaches."""
+        """Translate the model's class and all that it reaches: for every config or, where that fails, for this one."""
+        try:
+            return self._fixed_point()
+        except Untranslatable:
+            self.specialised = True
+            self.facts = {}
+        return self._fixed_point()
+
+    def _fixed_point(self) -> ClassState:
         for _ in range(100):
             self.reset()
             try:
@@ -320,6 +335,17 @@ class Translator:
             self.functions[key] = self._routine(node, inner, self.facts["function", key])
         return self._result(name(key), self.functions[key], bound, False)
 
+    def call_autograd(self, cls: type, args: Args, frame: Frame) -> Value:
+        """Return `cls.apply(...)` of a function with a derivative of its own: what its forward computes."""
+        found = find_method(cls, "forward")
+        if found is None:
+            raise Untranslatable(f"{cls.__name__}.apply")
+        given = Args([NONE, *args.positional], args.keywords, args.stars)  # no context to save anything in
+        result = self._inline(found[1], module_source(found[0].__module__), given, frame.cls or frame.caller)
+        if result is None:
+            raise Untranslatable(f"{cls.__name__}.forward")
+        return result
+
     def _inline(
         self, node: ast.FunctionDef, source: ModuleSource, args: Args, caller: ClassState | None
     ) -> Value | None:
@@ -337,6 +363,10 @@ class Translator:
         found = find_method(state.cls, "__init__")
         assert found is not None
         owner, node = found
+        if owner.__module__.startswith("torch."):
+            state.init = Routine(node, module_source(owner.__module__))
+            state.inherits_init = True
+            return
         frame = Frame(self, module_source(owner.__module__), "init", state, owner)
         frame.env.values["self"] = Self()
         facts = self.facts["init", state.cls.__qualname__]
@@ -380,7 +410,7 @@ class Translator:
             raise Untranslatable(f"{node.name}, which raises")
         if frame.cls is not None and frame.cls.cls is type(self.model) and node.name == "forward":
             frame.returns = [(statement, with_logits_alone(value)) for statement, value in frame.returns]
-        routine = Routine(node, frame.source)
+        routine = Routine(node, frame.source, facts=facts)
         routine.shape, routine.holes = finish_returns(frame)
         routine.body = cleanup.clean(frame.out)
         used = cleanup.free_names(routine.body)
@@ -395,7 +425,7 @@ class Translator:
         arguments = []
         for key in routine.omitting(bound):
             value = bound[key] if key in bound else self._absent(routine, key)
-            arguments.append(residual(untransposed(value) if keeps_order else value))
+            arguments.append(passed(untransposed(value) if keeps_order else value, routine.facts.get(key)))
         called = ast.Call(function, arguments, [])
         if routine.holes > 1:
             return Result(called, routine.shape, routine.holes)

@@ -10,9 +10,11 @@ from onboard.codegen.translate.values import (
     COMPLEX,
     Code,
     Config,
+    Folded,
     Half,
     Instance,
     Items,
+    KeyBias,
     Known,
     Mapping,
     Mask,
@@ -66,6 +68,8 @@ def fact_of(value: Value) -> Value:
     match value:
         case Known() | Config() | Mask():
             return value
+        case Folded() | KeyBias():
+            return replace(value, expr=name("_"))
         case Code(static=static, form=form, optional=optional):
             return Code(name("_"), static, form=form, optional=optional)
         case Instance():
@@ -96,8 +100,10 @@ def join_facts(old: Value, new: Value) -> Value:
 
 def same_fact(old: Value, new: Value) -> bool:
     """Whether two facts say the same."""
+    if isinstance(old, Folded) and isinstance(new, Folded):
+        return (old.transposed, old.turned) == (new.transposed, new.turned)
     if isinstance(old, Code) and isinstance(new, Code):
-        return (old.static, old.form, old.optional) == (new.static, new.form, new.optional)
+        return type(old) is type(new) and (old.static, old.form, old.optional) == (new.static, new.form, new.optional)
     return same(old, new)
 
 
@@ -108,6 +114,8 @@ def as_parameters(facts: dict[str, Value]) -> dict[str, Value]:
         match fact:
             case Config():
                 values[key] = Config(name(key))
+            case Folded() | KeyBias():
+                values[key] = replace(fact, expr=name(key))
             case Code(static=static, form=form, optional=optional):
                 values[key] = Code(name(key), static, form=form, optional=optional)
             case Instance():

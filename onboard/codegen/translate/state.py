@@ -42,6 +42,8 @@ class Routine:
     body: list[ast.stmt] = field(default_factory=list)
     shape: Value = NONE
     holes: int = 0
+    facts: dict[str, Value] = field(default_factory=dict)
+    """What the translation takes for granted of its parameters."""
 
     optional: set[str] = field(default_factory=set)
     """Parameters that may be None."""
@@ -82,6 +84,8 @@ class ClassState:
     guards: list[ast.expr] = field(default_factory=list)
     weights_only: list[str] = field(default_factory=list)
     """Modules and parameters that nothing reads: they hold weights that checkpoints have."""
+    inherits_init: bool = False
+    """Its `__init__` is PyTorch's."""
     read_outside: set[str] = field(default_factory=set)
     """Attributes that other classes read."""
 
@@ -106,8 +110,8 @@ class ClassState:
                 return ModuleList(made, path)
             case Config():
                 return Config(path)
-            case Code(static=static):
-                return Code(path, static)
+            case Code(static=static, optional=optional):
+                return Code(path, static, optional=optional)
             case Global():
                 return value
         return objects.module_fact(attr) or self._class_attribute(attr, path)
@@ -118,4 +122,4 @@ class ClassState:
             return Known(value)
         if inspect.isroutine(value) or isinstance(value, staticmethod | classmethod):
             return Method(Self(), attr)
-        return Code(path)
+        return Code(path, optional=self.inherits_init)  # a bias may be None
