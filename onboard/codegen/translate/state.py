@@ -57,7 +57,8 @@ class Routine:
         if keys:
             wanted = {*self.parameters, *keys}
             self.parameters = [key for key in dict.fromkeys((*order, *self.parameters)) if key in wanted]
-        self.optional = {key for key in self.parameters if key in facts and may_be_none(facts[key])}
+        counted = {"position_ids"}  # a call that has none passes those of the caller
+        self.optional = {key for key in self.parameters if key in facts and may_be_none(facts[key])} - counted
 
     def omitting(self, given: Container[str]) -> list[str]:
         """Return the parameters that a call passes: not the last ones that it has nothing for and that may be None."""
