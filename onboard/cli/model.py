@@ -37,6 +37,14 @@ class DTypeName(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class ModeName(StrEnum):
+    """Which road the model takes."""
+
+    GRAPH = "graph"
+    HF = "hf"
+    TRANSFORMERS = "transformers"
+
+
 def onboard(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, or its id on the Hugging Face Hub.")],
     root: Annotated[Path, typer.Option(help="Folder that everything is written to.", show_default="here")] = Path(),

@@ -10,6 +10,7 @@ import torch
 from onboard.config import RuntimeConfig
 
 if TYPE_CHECKING:
+    from onboard.graph.cached_hf import AttentionLayer
     from onboard.graph.factory import ModelFactory
 
 
@@ -45,6 +46,9 @@ class TransformContext:
     cache: Any = None
     """The `CachedSequenceInterface` (onboard.graph.sequence): made by the first `insert_cached_*`, allocated by
     `initialize_cache`, grown by `resize_kv_cache`."""
+
+    attention: list[AttentionLayer] = field(default_factory=list)
+    """Attention calls of transformers' eager model, in order: found by `detect_hf_attn_layers`."""
 
     @property
     def attn_backend(self) -> str:

@@ -7,6 +7,7 @@ from torch import nn
 from onboard.errors import UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.export import export_to_graph
+from onboard.graph.hf_export import with_canonical_attention
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 
@@ -35,7 +36,14 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
             raise UsageError(f"there is no export patch {self.config.patch_list[0]!r}", hint="There are none: use null")
         if self.config.num_moe_experts_for_export is not None:
             context.facts.append("num_moe_experts_for_export has no effect: all experts were exported")
-        graph = export_to_graph(
+        if context.factory.replaces_attention:
+            graph = with_canonical_attention(gm, lambda: self._export(gm, context), context)
+        else:
+            graph = self._export(gm, context)
+        return graph, TransformInfo(num_matches=1, is_clean=False, has_valid_shapes=True)
+
+    def _export(self, gm: nn.Module, context: TransformContext) -> nn.Module:
+        return export_to_graph(
             gm,
             context.factory.example_inputs(),
             context.factory.dynamic_shapes(),
@@ -43,4 +51,3 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
             strict=self.config.strict,
             clone_state_dict=self.config.clone_state_dict,
         )
-        return graph, TransformInfo(num_matches=1, is_clean=False, has_valid_shapes=True)
