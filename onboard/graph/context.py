@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from onboard.config import RuntimeConfig
 
@@ -49,6 +51,9 @@ class TransformContext:
 
     attention: list[AttentionLayer] = field(default_factory=list)
     """Attention calls of transformers' eager model, in order: found by `detect_hf_attn_layers`."""
+
+    on_transformers_model: Callable[[nn.Module], None] | None = None
+    """Called with transformers' own model on the CPU, once it has its weights and before they are taken from it."""
 
     @property
     def attn_backend(self) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from onboard.errors import OnboardError
@@ -17,15 +18,19 @@ from onboard.graph.weight_names import explain_unused
 class ConvertedCheckpoint:
     """The weights of `folder` under the names of transformers' module; each tensor can be read once.
 
-    Raises `OnboardError` when the checkpoint is damaged or does not fill the module.
+    `on_loaded` is called with that module. Raises `OnboardError` when the checkpoint is damaged or does not fill it.
     """
 
-    def __init__(self, folder: Path, config: Any, dtype: torch.dtype) -> None:
+    def __init__(
+        self, folder: Path, config: Any, dtype: torch.dtype, on_loaded: Callable[[nn.Module], None] | None = None
+    ) -> None:
         files = Checkpoint(folder)
         model, report = _loaded(folder, config, dtype)
         if missing := sorted(report["missing_keys"]):
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise OnboardError(f"the checkpoint has no {missing[0]}{more}", hint="It does not fit its config.json")
+        if on_loaded is not None:
+            on_loaded(model.eval())
         self._tensors: dict[str, torch.Tensor] = dict(model.state_dict())
         self._left_out = {name: meta for name, meta in files.names().items() if name in report["unexpected_keys"]}
 

@@ -17,7 +17,6 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from transformers import AttentionInterface, masking_utils
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
@@ -164,7 +163,7 @@ def _make_mask(
 
 def _no_padding(attention_mask: torch.Tensor | None) -> bool:
     """Tell whether a mask of the tokens leaves none out; one without numbers, as in an export, may leave out some."""
-    return attention_mask is None or (not isinstance(attention_mask, FakeTensor) and bool(attention_mask.all()))
+    return attention_mask is None or (not torch.compiler.is_compiling() and bool(attention_mask.all()))
 
 
 def rule_form(rule: MaskRule, length: int) -> MaskForm | None:

@@ -27,7 +27,7 @@ def with_canonical_attention(model: nn.Module, export: Callable[[], nn.Module], 
     except OnboardError:
         raise
     except Exception as error:  # a model's own code may raise anything while it is traced
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise OnboardError(
             f"transformers' {context.factory.config.model_type} cannot be exported ({reason})",
             hint="Try --mode transformers, which needs no export",

@@ -1,8 +1,8 @@
-"""Is a cached model still what it was when its weights came? For models that no generated test has proven.
+"""Is a cached model still transformers' own one? For models that no generated test has proven.
 
-What a model carries from token to token other than by attention (a convolution, a recurrence, positions that it
-counts itself) would go wrong in a flat row of several sequences. So a few short prompts are computed twice: each by
-itself without cache, and all together as the engine computes them.
+What a model carries from token to token other than by attention (a convolution, a recurrence), and positions that it
+counts in its own way, would go wrong in a flat row of several sequences. So a few short prompts are computed twice:
+each by itself by transformers, as soon as the weights are read, and all together as the engine computes them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,25 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.1}
 
 
 class SelfCheck:
-    """An observer of the pipeline that keeps the uncached model's logits, to compare the cached one's with them."""
+    """An observer of the pipeline that keeps the logits of transformers' model, to compare the cached one's."""
 
     def __init__(self, context: TransformContext, observer: Observer | None = None) -> None:
         self.context = context
         self.observer = observer
         self.prompts = _prompts(context)
         self.expected: list[torch.Tensor] = []
+        context.on_transformers_model = self.keep
+
+    @torch.inference_mode()
+    def keep(self, model: nn.Module) -> None:
+        """Keep the logits of transformers' model, given nothing but the tokens of one prompt at a time."""
+        with self._reported("transformers' model does not run"):
+            outputs = (model(input_ids=torch.tensor([prompt]), use_cache=False) for prompt in self.prompts)
+            self.expected = [output.logits[0].float() for output in outputs]
 
     def observe(self, key: str, module: nn.Module, context: TransformContext) -> None:
-        """Keep the logits of the model as soon as it has its weights, each prompt by itself."""
-        if key == "load_weights":
+        """Without a checkpoint, keep the logits of the model before it has caches."""
+        if key == "load_weights" and not self.expected:
             with self._reported("transformers' model does not run"):
                 self.expected = run_plain(module, self.prompts, context)
         if self.observer is not None:

@@ -69,7 +69,7 @@ def _checkpoint(context: TransformContext) -> Weights:
     factory = context.factory
     if factory.mode == "graph":
         return Checkpoint(factory.checkpoint)
-    return ConvertedCheckpoint(factory.checkpoint, factory.config, factory.dtype)
+    return ConvertedCheckpoint(factory.checkpoint, factory.config, factory.dtype, context.on_transformers_model)
 
 
 def _find(

@@ -9,9 +9,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from onboard.config import StrictModel
+from onboard.config import Mode, StrictModel
 from onboard.workflow.files import write_atomically
-from onboard.workflow.sweep.record import LEVELS, STATUSES, Entry, Status
+from onboard.workflow.sweep.record import STATUSES, Entry, Status, all_levels
 
 PATH = Path("registry", "coverage.json")
 _ELLIPSIS = "…"
@@ -25,6 +25,7 @@ class Coverage(StrictModel):
     source_hash: str
     """Of the code and templates that were measured."""
     device: str
+    mode: Mode = "graph"
     until: str
     limits: dict[str, float]
     """Of one target: seconds and, for each of its processes, gibibytes."""
@@ -43,8 +44,9 @@ class Coverage(StrictModel):
 
     def reached(self) -> dict[str, int]:
         """Return how many entries passed everything up to each level."""
-        depth = [LEVELS.index(entry.level) if entry.level else -1 for entry in self.entries]
-        return {level: sum(at >= index for at in depth) for index, level in enumerate(LEVELS)}
+        levels = all_levels(self.mode)
+        depth = [levels.index(entry.level) if entry.level else -1 for entry in self.entries]
+        return {level: sum(at >= index for at in depth) for index, level in enumerate(levels)}
 
     def text(self) -> str:
         """Return the file's text."""
