@@ -146,6 +146,7 @@ def _rotary(item: ClassText, recognised: Recognised, spec: ModelSpec, translator
         config_class=spec.config_class,
         default=rope_default(translator, item.cls, spec.config_class),
         x=found[1].args.args[1].arg,
+        reads=translator.states[item.cls].read_outside,
         **recognised.parameters,
     ).strip()
 

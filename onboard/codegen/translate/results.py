@@ -36,6 +36,13 @@ def finish_returns(frame: Frame) -> tuple[Value, int]:
     return shape, holes
 
 
+def with_logits_alone(value: Value) -> Value:
+    """Return a model's output without what other losses and other modalities read."""
+    return (
+        Output({"logits": value.fields["logits"]}) if isinstance(value, Output) and "logits" in value.fields else value
+    )
+
+
 def _shape(values: list[Value], index: int) -> tuple[Value, int]:
     """Return the common shape of several results: what all know stays known, the rest are holes."""
     first = values[0]
