@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from torch.export import Dim
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from onboard.config import deep_merge, suggest
+from onboard.config import Mode, deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
 from onboard.modeling import CausalLMOutput, first_position, load_model_file, registered_model
@@ -23,9 +23,10 @@ _EXAMPLE_BATCH, _EXAMPLE_SEQUENCE = 3, 11
 
 
 class ModelFactory:
-    """Builds the model of one checkpoint: from its generated file, or ("hf") transformers' own module.
+    """Builds the model of one checkpoint: from its generated file ("graph"), or transformers' own module.
 
-    `model_kwargs` overrides fields of the Hugging Face config; `attn_implementation` is one of them in mode "hf".
+    That one has the generated models' signature in mode "hf" and its own in mode "transformers". `model_kwargs`
+    overrides fields of the Hugging Face config; `attn_implementation` is one of them for transformers' modules.
     """
 
     trust_remote_code = False
@@ -37,13 +38,18 @@ class ModelFactory:
         root: Path | None,
         dtype: torch.dtype,
         model_kwargs: Mapping[str, Any],
-        mode: Literal["generated", "hf"] = "generated",
+        mode: Mode = "graph",
     ) -> None:
         self.checkpoint = checkpoint
         self.root = root
         self.dtype = dtype
         self.model_kwargs = dict(model_kwargs)
         self.mode = mode
+
+    @property
+    def replaces_attention(self) -> bool:
+        """Whether the attention of transformers' module is to be exported as the canonical op, not as it is written."""
+        return self.mode == "hf" and "attn_implementation" not in self.model_kwargs
 
     @cached_property
     def config(self) -> Any:
@@ -63,7 +69,7 @@ class ModelFactory:
         Parameters are not initialised on "meta"; elsewhere they have their module's own random initialisation.
         """
         with _parameters_on(torch.device(device), self.dtype):
-            model = self._hf_model() if self.mode == "hf" else self._generated_model()
+            model = self._generated_model() if self.mode == "graph" else self._hf_model()
         return model.eval().requires_grad_(False)
 
     def example_inputs(self) -> dict[str, torch.Tensor]:
@@ -94,9 +100,13 @@ class ModelFactory:
         return path
 
     def _hf_model(self) -> nn.Module:
-        model = AutoModelForCausalLM.from_config(self.config, dtype=self.dtype)
-        # A subclass, not a wrapper module: parameter names stay the checkpoint's.
-        model.__class__ = type(f"Export{type(model).__name__}", (_HFForward, type(model)), {})
+        attention = self.model_kwargs.get("attn_implementation", "eager")
+        model = AutoModelForCausalLM.from_config(self.config, dtype=self.dtype, attn_implementation=attention)
+        if self.mode == "hf":
+            # A subclass, not a wrapper module: parameter names stay the checkpoint's.
+            model.__class__ = type(f"Export{type(model).__name__}", (_HFForward, type(model)), {})
+        else:
+            model.config.use_cache = False
         return model  # type: ignore[no-any-return]
 
 
