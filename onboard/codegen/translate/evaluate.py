@@ -17,6 +17,7 @@ from onboard.codegen.translate.values import (
     MAYBE,
     NONE,
     POSITIONS,
+    ROWS,
     Choice,
     Code,
     Global,
@@ -179,6 +180,8 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             return Instance(made, ast.Subscript(owner.expr, residual(index), ast.Load()))
         case Code(form=str() as form), Items(items=(Known(value=None), *_)) if form == POSITIONS:
             return owner
+        case Code(form=str() as form), Items(items=(Known(value=None), *rest)) if form == ROWS:
+            return _rows(owner, rest)
         case Code(form=str() as form), Known(value=int() as part) if form == COMPLEX:
             return Half(owner, part)
         case Code(form=str() as form), _ if form == f"dict of {COMPLEX}":
@@ -192,6 +195,17 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             return Code(sliced, transposed=True)
     expr = ast.Subscript(residual(owner), _index_code(node.slice, index, frame), ast.Load())
     return Code(expr, is_static(owner) and is_static(index))
+
+
+def _rows(owner: Value, rest: list[Value]) -> Code:
+    """Return rows of a table with one more dimension in front, which the batch already is, and others behind it."""
+    new = sum(same(item, NONE) for item in rest)
+    if not _keeps_everything(tuple(rest[new:])):
+        raise Untranslatable("a part of a table of positions")
+    if not new:
+        return Code(residual(owner), form=ROWS)
+    index = [ast.Slice(), *[ast.Constant(None)] * new]
+    return Code(ast.Subscript(residual(owner), ast.Tuple(index, ast.Load()), ast.Load()))
 
 
 def _keeps_everything(parts: tuple[Value, ...]) -> bool:

@@ -15,6 +15,9 @@ COMPLEX = "complex"
 POSITIONS = "positions"
 """Form of `position_ids` where they stand for positions of one row that transformers counts."""
 
+ROWS = "rows"
+"""Form of a table's rows at `POSITIONS`: transformers has [sequence, dim], generated code [batch, sequence, dim]."""
+
 UPCAST = "upcast"
 """Form of a tensor that was cast to float32, as modeling code does with queries and keys before it multiplies them."""
 
@@ -60,7 +63,7 @@ class Code(Value):
     transposed: bool = False
     """The value is `expr.transpose(1, 2)`: heads and sequence are swapped later, or never."""
     form: str | None = None
-    """`COMPLEX`, `POSITIONS`, `UPCAST`, `KEYS`, `ZEROS`, `CHANNELS` or None."""
+    """`COMPLEX`, `POSITIONS`, `ROWS`, `UPCAST`, `KEYS`, `ZEROS`, `CHANNELS` or None."""
     optional: bool = False
     """It may be None."""
     masked: bool = False
