@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from onboard.codegen.translate.values import (
     Code,
     Config,
     Global,
+    Hole,
     Instance,
     Known,
     Mask,
@@ -22,6 +24,7 @@ from onboard.codegen.translate.values import (
     Self,
     Value,
     attribute,
+    may_be_none,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +42,35 @@ class Routine:
     body: list[ast.stmt] = field(default_factory=list)
     shape: Value = NONE
     holes: int = 0
+    facts: dict[str, Value] = field(default_factory=dict)
+    """What the translation takes for granted of its parameters."""
+    given: Value | None = None
+    """What a caller gets, in terms of the parameters, where that is nothing but some of these."""
+    optional: set[str] = field(default_factory=set)
+    """Parameters that may be None."""
+    omitted: set[str] = field(default_factory=set)
+    """Parameters that some call leaves out."""
+
+    def take(self, keys: set[str], facts: dict[str, Value]) -> None:
+        """Take other parameters, too, in the order of the signature; note which may be None."""
+        order = [item.arg for item in (*self.node.args.args, *self.node.args.kwonlyargs)]
+        if keys:
+            wanted = {*self.parameters, *keys}
+            self.parameters = [key for key in dict.fromkeys((*order, *self.parameters)) if key in wanted]
+        self.optional = {key for key in self.parameters if key in facts and may_be_none(facts[key])}
+
+    def omitting(self, given: Container[str]) -> list[str]:
+        """Return the parameters that a call passes: not the last ones that it has nothing for and that may be None."""
+        passed = list(self.parameters)
+        while passed and passed[-1] in self.optional and passed[-1] not in given:
+            self.omitted.add(passed.pop())
+        return passed
+
+    @property
+    def keeps_one(self) -> bool:
+        """Whether it makes one tensor of one, as nn.Identity does, so that either may be called."""
+        first = self.node.args.args[1].arg if len(self.node.args.args) > 1 else None
+        return self.parameters == [first] and isinstance(self.shape, Hole)
 
 
 @dataclass(eq=False)
@@ -53,6 +85,8 @@ class ClassState:
     guards: list[ast.expr] = field(default_factory=list)
     weights_only: list[str] = field(default_factory=list)
     """Modules and parameters that nothing reads: they hold weights that checkpoints have."""
+    inherits_init: bool = False
+    """Its `__init__` is PyTorch's."""
     read_outside: set[str] = field(default_factory=set)
     """Attributes that other classes read."""
 
@@ -77,8 +111,8 @@ class ClassState:
                 return ModuleList(made, path)
             case Config():
                 return Config(path)
-            case Code(static=static):
-                return Code(path, static)
+            case Code(static=static, optional=optional):
+                return Code(path, static, optional=optional)
             case Global():
                 return value
         return objects.module_fact(attr) or self._class_attribute(attr, path)
@@ -89,4 +123,4 @@ class ClassState:
             return Known(value)
         if inspect.isroutine(value) or isinstance(value, staticmethod | classmethod):
             return Method(Self(), attr)
-        return Code(path)
+        return Code(path, optional=self.inherits_init)  # a bias may be None
