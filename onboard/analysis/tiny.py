@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
 
+from onboard.analysis import repository
 from onboard.analysis.tiny_config import one_line, tiny_config
 from onboard.analysis.tiny_sizes import ORIGINAL_POSITIONS, VOCABULARY, WINDOW
 from onboard.errors import ConsentRequiredError, OnboardError
@@ -32,12 +33,13 @@ def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -
         OnboardError: unknown or non-causal architecture, or values that transformers refuses.
     """
     model_type = config.get("model_type")
-    if config.get("auto_map") and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    own_code = repository.is_installed(model_type)
+    if config.get("auto_map") and not own_code and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         _refuse_remote_code(trust_remote_code)
     _check_names(model_type, config.get("architectures"))
-    if model_type not in CONFIG_MAPPING_NAMES:
+    if model_type not in CONFIG_MAPPING_NAMES and not own_code:
         raise OnboardError(f"transformers has no architecture {model_type!r}", hint="Upgrade transformers")
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not own_code:
         raise OnboardError(f"{model_type} is not a causal language model", hint="Choose a decoder model")
     values = {key: _floats(value) for key, value in config.items() if key != "model_type"}
     try:
@@ -162,7 +164,7 @@ def _refuse_remote_code(trust_remote_code: bool) -> None:
         raise ConsentRequiredError(
             "this model runs code from its repository", hint="Read that code, then pass --trust-remote-code"
         )
-    raise OnboardError("models that bring their own code cannot be analysed yet", hint="Use a native architecture")
+    raise OnboardError("the model's own code was not imported", hint="Onboard it with the command, which does so apart")
 
 
 def _check_names(model_type: object, architectures: object) -> None:
