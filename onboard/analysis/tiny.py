@@ -22,6 +22,7 @@ from onboard.errors import ConsentRequiredError, OnboardError
 
 __all__ = ["ORIGINAL_POSITIONS", "VOCABULARY", "WINDOW", "one_line", "tiny_config"]  # where others look for them
 _NO_JSON_FLOATS = ("Infinity", "-Infinity", "NaN")
+_NORM = 0.7
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -99,17 +100,19 @@ def build_small(small: PretrainedConfig, seed: int = 0) -> nn.Module:
     return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
 
 
-def randomize(model: nn.Module, seed: int, center: float = 0.7) -> None:
+def randomize(model: nn.Module, seed: int, center: float = _NORM) -> None:
     """Fill every floating-point tensor of the state dict, norm weights, biases and sinks too, with random values.
 
-    Those of vectors lie around `center`. Recurrent mixers take their decay and their step from vectors through exp and
-    softplus: with 0.7 they forget within a few tokens, with a negative center they remember for long.
+    Those of vectors lie around `center`, those of norms around 0.7. Recurrent mixers take their decay and their step
+    from vectors through exp and softplus: with 0.7 they forget within a few tokens, with a negative center they remember
+    for long. Norms of another size would let rounding errors grow from layer to layer.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for tensor in model.state_dict().values():
+        for name, tensor in model.state_dict().items():
             if tensor.is_floating_point():
-                scale, shift = (tensor.shape[-1] ** -0.5, 0.0) if tensor.dim() > 1 else (0.3, center)
+                around = _NORM if name.endswith(".weight") else center
+                scale, shift = (tensor.shape[-1] ** -0.5, 0.0) if tensor.dim() > 1 else (0.3, around)
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale + shift)
 
 
