@@ -16,7 +16,7 @@ from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny import counts_positions
-from onboard.codegen.translate import blocks, cleanup, experts, latent, objects
+from onboard.codegen.translate import blocks, cleanup, experts, latent, narrow, objects
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
@@ -29,7 +29,7 @@ from onboard.codegen.translate.facts import (
     same_fact,
 )
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.results import finish_returns, same_call
+from onboard.codegen.translate.results import finish_returns, same_call, same_code_of
 from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
     NONE,
@@ -66,6 +66,7 @@ class Translator:
         recognised: what the analysis found: class name -> how its block is generated.
         rope_ops: helper function name -> canonical op.
         scans: helper function name -> canonical op of a recurrent mixer.
+        rope_dims: helper function name -> where it gives complex numbers the dimension of heads.
         latents: class name of latent attention -> what `analysis.mixers.probe_latent_attention` found.
     """
 
@@ -76,6 +77,7 @@ class Translator:
         rope_ops: MappingABC[str, str],
         scans: MappingABC[str, str] | None = None,
         latents: MappingABC[str, MappingABC[str, str]] | None = None,
+        rope_dims: MappingABC[str, int] | None = None,
     ) -> None:
         self.model = model
         self.config: Any = model.config
@@ -83,6 +85,7 @@ class Translator:
         self.rope_ops = rope_ops
         self.scans = scans or {}
         self.latents = latents or {}
+        self.rope_dims = rope_dims or {}
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.reset()
 
@@ -178,6 +181,7 @@ class Translator:
 
     def call_module(self, module: Instance, args: Args, frame: Frame) -> Value:
         """Return the result of calling a submodule."""
+        module = narrow.narrowed(module, frame)
         torch_classes = [cls for cls in module.classes if not self.translates(cls)]
         if len(torch_classes) == len(module.classes):
             return self._call_torch_module(module, args)
@@ -188,6 +192,8 @@ class Translator:
         keeps_order = self._keeps_order(module, args)
         results = [self._result(module.expr, r, _all_bound(r.node, args), keeps_order) for r in routines]
         if not all(same_call(results[0], result) for result in results):
+            if (plain := same_code_of(results)) is not None:
+                return plain
             raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
         return results[0]
 

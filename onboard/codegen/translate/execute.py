@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from onboard.codegen.translate import narrow
 from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.evaluate import binary, code, evaluate, settle, truth
 from onboard.codegen.translate.frame import Frame
@@ -110,7 +111,8 @@ def _if(node: ast.If, frame: Frame) -> str | None:
 
 def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
     """Keep both sides; where one has no translation, take this config's side and guard it."""
-    sides = [_side(body, frame) for body in (node.body, node.orelse)]
+    cases = narrow.split(test, frame)
+    sides = [_side(body, modules, frame) for body, modules in zip((node.body, node.orelse), cases, strict=True)]
     failed = [isinstance(side, Untranslatable) for side in sides]
     if isinstance(sides[0], Grows) and not node.orelse:
         return None
@@ -139,11 +141,11 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
 Side = tuple[list[ast.stmt], Env, str]
 
 
-def _side(body: list[ast.stmt], frame: Frame) -> Any:
+def _side(body: list[ast.stmt], modules: narrow.Modules, frame: Frame) -> Any:
     count = len(frame.returns)
     env = Env({key: _own_copy(value) for key, value in frame.env.values.items()})
     try:
-        with frame.branch(env) as statements:
+        with frame.branch(env) as statements, narrow.assuming(modules, frame):
             ending = execute(body, frame)
             return statements, frame.env, ending
     except Untranslatable as error:
@@ -163,7 +165,11 @@ def _take(side: Side, frame: Frame) -> str | None:
 
 
 def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | None:
-    index = 0 if is_static(test) and frame.translator.decide(node.test, test, frame) else 1
+    try:
+        index = 0 if is_static(test) and frame.translator.decide(node.test, test, frame) else 1
+    except Untranslatable as error:
+        reasons = dict.fromkeys(str(side) for side in sides if isinstance(side, Untranslatable))
+        raise Untranslatable(f"{'; '.join(reasons)}, under {error}") from error
     if not is_static(test) or isinstance(sides[index], Untranslatable):
         raise next(side for side in sides if isinstance(side, Untranslatable))
     expr = residual(test)

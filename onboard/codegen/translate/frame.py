@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from onboard.analysis.source import ModuleSource
+from onboard.codegen.translate.narrow import Modules
 from onboard.codegen.translate.scores import Scores
 from onboard.codegen.translate.values import Code, Env, Expanded, Items, Joined, Mapping, Output, Value, name
 
@@ -35,6 +36,9 @@ class Frame:
     """The class from whose code a helper function is called: it may be handed a method of it."""
     loops: int = 0
     """How many loops the evaluated statement lies in."""
+
+    modules: Modules = None
+    """The small model's modules for which the evaluated statement runs; None: all of the class."""
 
     @contextmanager
     def loop(self) -> Iterator[None]:
