@@ -39,8 +39,15 @@ def shrink_mixers(values: dict[str, Any], full: Mapping[str, Any]) -> None:
 
 def _shrink_latent(values: dict[str, Any], full: Mapping[str, Any]) -> None:
     rotary = full.get("head_dim") == full.get("qk_rope_head_dim")
-    sizes = {**_LATENT, **_LATENT_SUMS, **({"head_dim": _LATENT["qk_rope_head_dim"]} if rotary else {})}
+    sizes = {**_LATENT, **_LATENT_SUMS, "head_dim": _LATENT["qk_rope_head_dim"] if rotary else _whole_head(full)}
     values.update({key: size for key, size in sizes.items() if values.get(key) is not None})
+
+
+def _whole_head(full: Mapping[str, Any]) -> int:
+    """The channels with RoPE and those without, of the layers that have the most of these."""
+    widest = max(own.get("qk_nope_head_dim", 0) for own in ({}, *full.get("per_layer_config", {}).values()))
+    ratio = max(widest / full["qk_nope_head_dim"], 1)
+    return int(_LATENT["qk_nope_head_dim"] * ratio) + _LATENT["qk_rope_head_dim"]
 
 
 def _shrink_scan(values: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging
 
 from onboard.analysis.tiny import VOCABULARY, build_tiny, load_config, one_line
+from onboard.workflow.sweep.defaults import complete
 from onboard.workflow.sweep.options import Option, options
 from onboard.workflow.sweep.targets import Target
 
@@ -66,13 +67,8 @@ def is_causal(model: nn.Module) -> bool:
 
 
 def _config(target: Target) -> PretrainedConfig:
-    """The full-size config. Where a class serves encoders too, a checkpoint for generation says `is_decoder`."""
-    if target.config is not None:
-        return load_config(target.config)
-    config = AutoConfig.for_model(target.name)
-    if getattr(config, "is_decoder", None) is False:
-        config.is_decoder = True
-    return config
+    """The full-size config: the target's own, or its class's defaults with what they leave out."""
+    return complete(AutoConfig.for_model(target.name)) if target.config is None else load_config(target.config)
 
 
 def _switched_on(config: PretrainedConfig) -> tuple[list[Option], dict[str, str]]:
