@@ -190,7 +190,7 @@ def probe_rope(call: FunctionCall) -> Finding | None:
     [batch, seq, heads, dim], given complex numbers.
     """
     if len(call.arguments) == 3 and len(call.outputs) == 2:
-        return _complex_rope(*call.arguments, call.outputs)
+        return _complex_rope(call.arguments, call.outputs)
     if len(call.arguments) != 4 or len(call.outputs) != 2:
         return None
     q, k, cos, sin = call.arguments
@@ -205,7 +205,8 @@ def probe_rope(call: FunctionCall) -> Finding | None:
     return None
 
 
-def _complex_rope(q: torch.Tensor, k: torch.Tensor, freqs: torch.Tensor, outputs: list[torch.Tensor]) -> Finding | None:
+def _complex_rope(arguments: list[torch.Tensor], outputs: list[torch.Tensor]) -> Finding | None:
+    q, k, freqs = arguments
     if not freqs.is_complex() or freqs.dim() != 3 or q.dim() != 4 or k.dim() != 4:
         return None
     op = "torch_rope_with_complex_freqs"

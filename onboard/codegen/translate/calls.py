@@ -164,7 +164,7 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
 def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
     """Return a tensor method's result; a transposition of heads and sequence is put off as long as it can be."""
     if isinstance(owner, scores.Scores):
-        bare = plain_call(attribute(owner.expr, attr), Args([], args.keywords, []))
+        bare = plain_call(attribute(owner.expr, attr), _without_masks(args))
         if (found := scores.method(owner, attr, args, bare.expr)) is not None:
             return found
     known = [value.value for value in args.positional if isinstance(value, Known)]
@@ -190,6 +190,11 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
     if owner.transposed and attr == "view":
         attr = "reshape"  # a transposed tensor has no view of another shape
     return plain_call(attribute(residual(owner), attr), args, owner.static and args.static())
+
+
+def _without_masks(args: Args) -> Args:
+    unmasked = [item for item in args.positional if not isinstance(item, Mask)]
+    return Args(unmasked, args.keywords, args.stars)
 
 
 def _is_float32(args: Args) -> bool:
@@ -363,8 +368,10 @@ def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
     match args.positional:
         case [Config(), Known(value=str() as key)] if objects.declares(frame.translator.config, key):
             return Known(True)
-        case [Self(), Known(value=str() as key)] if frame.cls is not None:
+        case [Self(), Known(value=str() as key)] if frame.cls is not None and key not in frame.cls.sometimes:
             return Known(frame.cls.has(key))
+        case [Self(), Known(value=str())]:
+            return plain_call(expr, args, static=True)
     return plain_call(expr, args, args.static())
 
 

@@ -155,6 +155,8 @@ def _init_text(
         kind = config_class if isinstance(facts.get(key), Config) else _annotation(init.node, key)
         if any(isinstance(value, ast.Tuple) for value in _passed(key, init.parameters, calls)):
             kind += " | tuple[int, ...]"
+        if isinstance(default := defaults.get(key), ast.Constant) and default.value is None and "None" not in kind:
+            kind += " | None"
         parameters.append(f"{key}: {kind}" + (f" = {ast.unparse(defaults[key])}" if key in defaults else ""))
     body = [*init.body, *(_guard(item) for item in state.guards)]
     if state is top:
@@ -236,6 +238,8 @@ def _top_forward(routine: Routine) -> MethodText:
 
 def _tensor_annotation(parameter: str, routine: Routine, translator: Translator, state: ClassState) -> str:
     for statement in routine.body:
+        if _assigns(statement, parameter):
+            break  # what is unpacked later is something else
         for node in ast.walk(statement):
             match node:
                 case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Name(id=unpacked)) if unpacked == parameter:
@@ -246,6 +250,12 @@ def _tensor_annotation(parameter: str, routine: Routine, translator: Translator,
     if parameter == "position_embeddings" and not (isinstance(fact, Code) and fact.form):
         return "tuple[torch.Tensor, torch.Tensor]"
     return "torch.Tensor"
+
+
+def _assigns(statement: ast.stmt, variable: str) -> bool:
+    return isinstance(statement, ast.Assign) and any(
+        isinstance(target, ast.Name) and target.id == variable for target in statement.targets
+    )
 
 
 def _is_named(node: ast.FunctionDef, parameter: str) -> bool:

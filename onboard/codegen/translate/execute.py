@@ -131,6 +131,7 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
             return RETURNS
         frame.env = body_env
         return None
+    _note_conditional(body_env, else_env, frame)
     joined = _join((body, body_env), (orelse, else_env))
     if body or orelse:
         frame.emit(_if_statement(residual(test), body, orelse), node)
@@ -196,6 +197,13 @@ def _join(*branches: tuple[list[ast.stmt], Env]) -> Env:
         else:
             joined.values[key] = _joined(key, (a, first), (b, second))
     return joined
+
+
+def _note_conditional(one: Env, other: Env, frame: Frame) -> None:
+    """Note attributes of `self` that exist after one side of a condition only."""
+    if frame.cls is not None and frame.kind == "init":
+        either = one.values.keys() ^ other.values.keys()
+        frame.cls.sometimes.update(key.removeprefix("self.") for key in either if key.startswith("self."))
 
 
 def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:

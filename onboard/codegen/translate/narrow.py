@@ -1,4 +1,4 @@
-"""What a condition that differs between layers says of the modules inside: `self.mixer` is one class there, one here."""
+"""What a condition that differs between layers says of the modules inside: `self.mixer` is of one class under it."""
 
 from __future__ import annotations
 
