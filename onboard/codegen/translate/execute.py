@@ -133,7 +133,9 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
         return None
     _note_conditional(body_env, else_env, frame)
     joined = _join((body, body_env), (orelse, else_env))
-    if body or orelse:
+    if [ast.dump(item) for item in body] == [ast.dump(item) for item in orelse]:
+        frame.out.extend(body)  # what differed (masks, caches) is not there
+    else:
         frame.emit(_if_statement(residual(test), body, orelse), node)
     frame.env = joined
     return None
