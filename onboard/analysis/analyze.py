@@ -100,6 +100,7 @@ def _spec(
         traits=traits(full, tiny, recordings[0], blocks) | ({"positions": _COUNTED} if counted else {}),
         blocks=blocks,
         layer_kinds=kinds,
+        never_called=_never_called(tiny, recordings),
         tricky=_tricky(full, recordings[0]),
     )
 
@@ -173,6 +174,12 @@ def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:
             evidence=finding.evidence,
         )
     return list(blocks.values())
+
+
+def _never_called(model: nn.Module, recordings: list[Recording]) -> list[str]:
+    """Return the paths of modules, other than PyTorch's, that ran in no recording."""
+    own = [path for path, module in model.named_modules() if not type(module).__module__.startswith("torch.")]
+    return [path for path in own if all(path not in recording.modules for recording in recordings)]
 
 
 def _classify(

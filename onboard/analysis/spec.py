@@ -75,6 +75,9 @@ class ModelSpec(_Record):
     attention_softcap, tied_embeddings, position, ...: whatever applies, in this order."""
     blocks: list[Block]
     layer_kinds: list[LayerKind]
+    never_called: list[str] = Field(default_factory=list)
+    """Paths of the tiny model's modules that no prompt calls, like cross attention where there is no encoder: their
+    weights are in the checkpoint, but they have no output to compare."""
     tricky: list[str] = Field(default_factory=list)
     """What a human should look at."""
 

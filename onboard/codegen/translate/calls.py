@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from onboard.codegen.translate import canonical, latent, objects, recurrent, sco
 from onboard.codegen.translate.values import (
     NONE,
     POSITIONS,
+    SHARED,
     UPCAST,
     AttentionInterface,
     Code,
@@ -39,6 +41,7 @@ from onboard.codegen.translate.values import (
     is_static,
     name,
     residual,
+    same,
 )
 
 if TYPE_CHECKING:
@@ -284,6 +287,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return parts
     if frame.translator.is_helper(obj):
         return frame.translator.call_function(obj, args, frame)
+    if isinstance(obj, type) and issubclass(obj, UserDict) and all(same(item, NONE) for item in args.positional):
+        return Code(ast.Dict([], []), form=SHARED)
     static = args.static() and not _is_torch(obj)
     if not static and (attended := scores.call_of(obj, args, _unmasked_call(expr, args))) is not None:
         return attended

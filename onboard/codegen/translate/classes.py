@@ -16,7 +16,7 @@ from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny import counts_positions
-from onboard.codegen.translate import blocks, cleanup, experts, latent, narrow, objects
+from onboard.codegen.translate import blocks, cleanup, experts, latent, objects
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
@@ -152,7 +152,7 @@ class Translator:
     def decide(self, node: ast.expr, test: Value, frame: Frame) -> bool:
         """Return a static condition's value in this config, the same for all modules of the class."""
         names = {**frame.source.namespace, "config": self.config}
-        modules: list[Any] = [m for m in self.model.modules() if frame.cls is not None and type(m) is frame.cls.cls]
+        modules: list[Any] = [] if frame.cls is None else [*self.modules_of(frame.cls.cls)]
         try:
             values = {
                 bool(eval(ast.unparse(residual(test)), {**names, "self": module})) for module in modules or [None]
@@ -162,6 +162,10 @@ class Translator:
         if len(values) != 1:
             raise Untranslatable(f"the condition {ast.unparse(node)}, which differs between layers")
         return values.pop()
+
+    def modules_of(self, cls: type) -> list[nn.Module]:
+        """Return the modules of a class in the small model."""
+        return [module for module in self.model.modules() if type(module) is cls]
 
     def guard(self, condition: ast.expr, frame: Frame) -> None:
         """Have `__init__` assert what this translation takes for granted."""
@@ -181,7 +185,6 @@ class Translator:
 
     def call_module(self, module: Instance, args: Args, frame: Frame) -> Value:
         """Return the result of calling a submodule."""
-        module = narrow.narrowed(module, frame)
         torch_classes = [cls for cls in module.classes if not self.translates(cls)]
         if len(torch_classes) == len(module.classes):
             return self._call_torch_module(module, args)

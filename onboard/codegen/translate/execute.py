@@ -6,10 +6,10 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from onboard.codegen.translate import narrow
 from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.evaluate import binary, code, evaluate, settle, truth
 from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.narrow import narrowed
 from onboard.codegen.translate.scores import without_weights
 from onboard.codegen.translate.values import (
     NONE,
@@ -111,8 +111,10 @@ def _if(node: ast.If, frame: Frame) -> str | None:
 
 def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
     """Keep both sides; where one has no translation, take this config's side and guard it."""
-    cases = narrow.split(test, frame)
-    sides = [_side(body, modules, frame) for body, modules in zip((node.body, node.orelse), cases, strict=True)]
+    sides = []
+    for body, outcome in ((node.body, True), (node.orelse, False)):
+        with narrowed(test, outcome, frame):
+            sides.append(_side(body, frame))
     failed = [isinstance(side, Untranslatable) for side in sides]
     if isinstance(sides[0], Grows) and not node.orelse:
         return None
@@ -144,11 +146,11 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
 Side = tuple[list[ast.stmt], Env, str]
 
 
-def _side(body: list[ast.stmt], modules: narrow.Modules, frame: Frame) -> Any:
+def _side(body: list[ast.stmt], frame: Frame) -> Any:
     count = len(frame.returns)
     env = Env({key: _own_copy(value) for key, value in frame.env.values.items()})
     try:
-        with frame.branch(env) as statements, narrow.assuming(modules, frame):
+        with frame.branch(env) as statements:
             ending = execute(body, frame)
             return statements, frame.env, ending
     except Untranslatable as error:
@@ -168,13 +170,15 @@ def _take(side: Side, frame: Frame) -> str | None:
 
 
 def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | None:
+    if not is_static(test) or all(isinstance(side, Untranslatable) for side in sides):
+        raise next(side for side in sides if isinstance(side, Untranslatable))
     try:
-        index = 0 if is_static(test) and frame.translator.decide(node.test, test, frame) else 1
+        index = 0 if frame.translator.decide(node.test, test, frame) else 1
     except Untranslatable as error:
         reasons = dict.fromkeys(str(side) for side in sides if isinstance(side, Untranslatable))
         raise Untranslatable(f"{'; '.join(reasons)}, under {error}") from error
-    if not is_static(test) or isinstance(sides[index], Untranslatable):
-        raise next(side for side in sides if isinstance(side, Untranslatable))
+    if isinstance(sides[index], Untranslatable):
+        raise sides[index]
     expr = residual(test)
     frame.translator.guard(expr if index == 0 else ast.UnaryOp(ast.Not(), expr), frame)
     return _take(sides[index], frame)

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from torch import nn
+
 from onboard.analysis.source import ModuleSource
-from onboard.codegen.translate.narrow import Modules
 from onboard.codegen.translate.scores import Scores
 from onboard.codegen.translate.values import Code, Env, Expanded, Items, Joined, Mapping, Output, Value, name
 
@@ -36,9 +37,8 @@ class Frame:
     """The class from whose code a helper function is called: it may be handed a method of it."""
     loops: int = 0
     """How many loops the evaluated statement lies in."""
-
-    modules: Modules = None
-    """The small model's modules for which the evaluated statement runs; None: all of the class."""
+    layers: list[nn.Module] | None = None
+    """The modules of the class that get to the evaluated branch; None: no branch tells."""
 
     @contextmanager
     def loop(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What a condition that differs between layers says of the modules inside: `self.mixer` is of one class under it."""
+"""What a branch says of its layer's modules: layers of other kinds do not get there."""
 
 from __future__ import annotations
 
@@ -6,62 +6,40 @@ import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
+from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import Instance, Value, is_static, residual
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.frame import Frame
-
-Modules = list[nn.Module] | None
-"""The small model's modules of a class that code is evaluated for; None: all of them."""
-
-
-def split(test: Value, frame: Frame) -> tuple[Modules, Modules]:
-    """Return the modules for which a static condition holds, and those for which it does not."""
-    if frame.cls is None or not is_static(test):
-        return frame.modules, frame.modules
-    names = {**frame.source.namespace, "config": frame.translator.config}
-    sides: tuple[list[nn.Module], list[nn.Module]] = ([], [])
-    for module in _modules(frame):
-        try:
-            holds = bool(_evaluated(residual(test), {**names, "self": module}))
-        except Exception:  # it reads a local variable, or something that only `__init__` has: nothing is learnt
-            return frame.modules, frame.modules
-        sides[not holds].append(module)
-    return sides
 
 
 @contextmanager
-def assuming(modules: Modules, frame: Frame) -> Iterator[None]:
-    """Evaluate code that only some of the modules reach."""
-    saved, frame.modules = frame.modules, modules
+def narrowed(test: Value, outcome: bool, frame: Frame) -> Iterator[None]:
+    """Evaluate a branch that is taken where `test` is `outcome`, knowing which layers of the model take it."""
+    before = frame.layers
+    if frame.kind == "forward" and frame.cls is not None and is_static(test):
+        layers = frame.translator.modules_of(frame.cls.cls) if before is None else before
+        frame.layers = [layer for layer in layers if _holds(test, layer, frame) in (outcome, None)]
     try:
         yield
     finally:
-        frame.modules = saved
+        frame.layers = before
 
 
-def narrowed(instance: Instance, frame: Frame) -> Instance:
-    """Return a submodule with the classes that it has in the modules that reach this code."""
-    if not frame.modules or len(instance.made) < 2:
-        return instance
+def _holds(test: Value, layer: nn.Module, frame: Frame) -> bool | None:
+    """Return the value of a static condition in one layer; None where it cannot be known before the model runs."""
+    names = {**frame.source.namespace, "config": frame.translator.config, "self": layer}
     try:
-        seen = {type(_evaluated(instance.expr, {"self": module})) for module in frame.modules}
-    except Exception:  # a local variable holds it: it may be any
-        return instance
-    made = tuple(item for item in instance.made if item.cls in seen)
-    return replace(instance, made=made) if made else instance
+        return bool(eval(ast.unparse(residual(test)), names))
+    except (AttributeError, NameError, TypeError, KeyError, IndexError):  # it reads arguments, or what others have
+        return None
 
 
-def _modules(frame: Frame) -> list[nn.Module]:
-    if frame.modules is not None:
-        return frame.modules
-    assert frame.cls is not None
-    return [module for module in frame.translator.model.modules() if type(module) is frame.cls.cls]
-
-
-def _evaluated(expr: ast.expr, names: dict[str, Any]) -> Any:
-    return eval(ast.unparse(expr), names)
+def possible(module: Instance, attr: str, frame: Frame) -> Instance:
+    """Return `self.attr` with the classes alone that it has in layers that get here."""
+    if not frame.layers:  # no layer of this config does: all may be
+        return module
+    found: list[Any] = [getattr(layer, attr, None) for layer in frame.layers]
+    made = tuple(way for way in module.made if way.cls in {type(item) for item in found})
+    return replace(module, made=made or module.made, optional=module.optional and None in found)

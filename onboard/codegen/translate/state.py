@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from onboard.analysis.source import ModuleSource
-from onboard.codegen.translate import objects
+from onboard.codegen.translate import narrow, objects
 from onboard.codegen.translate.values import (
     NONE,
     Code,
@@ -73,7 +73,8 @@ class ClassState:
             case Known() | Mask():
                 return value
             case Instance():
-                return replace(value, expr=path)
+                own = isinstance(owner, ast.Name) and owner.id == "self"
+                return narrow.possible(replace(value, expr=path), attr, frame) if own else replace(value, expr=path)
             case ModuleList(made=made):
                 return ModuleList(made, path)
             case Config():

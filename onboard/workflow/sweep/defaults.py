@@ -25,12 +25,15 @@ _WHERE_NONE: dict[str, Callable[[_Fields], Any]] = {
     "indexer_compress_ratio": lambda fields: 4,
 }
 """A field -> its value where it has none; the fields of the config are given."""
+_WHERE_ONE = {"num_experts": 64, "moe_topk": 8, "moe_top_k": 2}
+"""A mixture of one expert, or that takes one without a weight, tells nothing of its router."""
 
 
 def complete(config: PretrainedConfig) -> PretrainedConfig:
     """Return a config that a model can be made of, with every kind of layer that its class knows."""
     fields = config.to_dict()
     plain = {name: value(fields) for name, value in _WHERE_NONE.items() if name in fields and fields[name] is None}
+    plain |= {name: value for name, value in _WHERE_ONE.items() if fields.get(name) == 1}
     changes = plain | _decoder(fields) | _kinds_of_layers(fields) | _rope(fields) | _parts(config, fields)
     return type(config).from_dict(fields | changes) if changes else config
 
