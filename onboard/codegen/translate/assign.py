@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from onboard.codegen.translate import objects
+from onboard.codegen.translate import causal, objects
 from onboard.codegen.translate.evaluate import bind_result, code, evaluate, settle
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
@@ -55,7 +55,7 @@ def _states_a_fact(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bo
 
 def _store_name(variable: str, value: Value, frame: Frame, origin: ast.AST) -> None:
     if not isinstance(value, Result):
-        frame.bind(variable, value, origin)
+        frame.bind(variable, causal.stands_at_run_time(value) or value, origin)
         return
     if _is_plain_tuple(value):
         frame.bind(variable, Code(value.expr), origin)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
-from onboard.codegen.translate import canonical, latent, objects, recurrent, scores
+from onboard.codegen.translate import canonical, causal, latent, objects, recurrent, scores
 from onboard.codegen.translate.values import (
     NONE,
     POSITIONS,
@@ -125,6 +125,8 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             return scores.softmax(args.positional[0]) or plain_call(callee.expr, args)
         case Instance():
             return frame.translator.call_module(callee, args, frame)
+        case MaskMaker(chunked=True):
+            return causal.same_chunk(args.keywords, frame)
         case MaskMaker(padding=padding):
             return PaddingMask() if padding else Mask()
         case AttentionInterface():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from onboard.codegen.translate.values import (
+    CHUNKED,
     NONE,
     Code,
     Half,
@@ -50,7 +51,9 @@ def attention(args: Args) -> Value:
     qkv = [residual(untransposed(value) if by_sequence else value) for value in heads_first]
     settings = [given.get(key, NONE) for key in ("scaling", "s_aux", "sliding_window", "softcap")]
     layout = constant("bsnd" if by_sequence else "bnsd")
-    fixed = [constant(None), constant(0.0), constant(True)]
+    mask = given.get("attention_mask", NONE)
+    chunked = isinstance(mask, Code) and mask.form == CHUNKED
+    fixed = [residual(mask) if chunked else constant(None), constant(0.0), constant(True)]
     called = ast.Call(op("torch_attention"), [*qkv, *fixed, *map(residual, settings), layout], [])
     return Items((Code(called, transposed=not by_sequence), NONE))
 

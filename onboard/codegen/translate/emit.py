@@ -18,6 +18,7 @@ from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.prune import ReplaceAttribute, prune
 from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
+    CHUNKED,
     NONE,
     SHARED,
     Code,
@@ -252,7 +253,8 @@ def _tensor_annotation(parameter: str, routine: Routine, translator: Translator,
         return _annotation(routine.node, parameter) if _is_named(routine.node, parameter) else "int"
     if parameter == "position_embeddings" and not (isinstance(fact, Code) and fact.form):
         return "tuple[torch.Tensor, torch.Tensor]"
-    return "torch.Tensor"
+    optional = isinstance(fact, Code) and fact.form == CHUNKED
+    return "torch.Tensor | None" if optional else "torch.Tensor"
 
 
 def _assigns(statement: ast.stmt, variable: str) -> bool:
