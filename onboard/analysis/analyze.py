@@ -254,6 +254,7 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     if not isinstance(parameters, dict) or not hasattr(type(module), "compute_default_rope_parameters"):
         return probe.Finding("other")
     per_layer_type = "rope_type" not in parameters
+    gaps = per_layer_type and None in parameters.values()
     ropes = {finding.parameters["op"] for call in recording.functions if (finding := probe.probe_rope(call))}
     complex_form = ropes == {"torch_rope_with_complex_freqs"}
     longrope = "longrope" in str(parameters) or hasattr(config, "original_max_position_embeddings")
@@ -262,7 +263,7 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     style = "complex" if complex_form or whole else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
     return probe.Finding(
         "rotary",
-        {"style": style, "per_layer_type": per_layer_type, "longrope": longrope},
+        {"style": style, "per_layer_type": per_layer_type, "longrope": longrope, "gaps": gaps},
         [f"probe: cos^2 + sin^2 = {scale:.6g}^2 everywhere", "config.json: rope_parameters"],
     )
 

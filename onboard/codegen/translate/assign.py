@@ -10,6 +10,8 @@ from onboard.codegen.translate.evaluate import bind_result, code, evaluate, sett
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     COMPLEX,
+    NONE,
+    NOTHING,
     Code,
     Config,
     Half,
@@ -27,6 +29,7 @@ from onboard.codegen.translate.values import (
     is_static,
     name,
     residual,
+    same,
 )
 
 
@@ -194,13 +197,15 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
         owner = frame.env.values[target.value.id]
     index = code(target.slice, frame) if not isinstance(target.slice, ast.Slice) else target.slice
     frame.emit(ast.Assign([ast.Subscript(residual(owner), index, ast.Store())], residual(value)), origin)
-    if (
-        isinstance(owner, Code)
-        and isinstance(value, Code)
-        and value.form is not None
-        and isinstance(target.value, ast.Name)
-    ):
-        frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {value.form}")
+    if isinstance(owner, Code) and isinstance(target.value, ast.Name) and (form := _form(value)) is not None:
+        frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {form}")
+
+
+def _form(value: Value) -> str | None:
+    """Return what is known of an item that a dict gets at run time; items without one tell nothing of the others."""
+    if same(value, NONE):
+        return NOTHING
+    return value.form if isinstance(value, Code) else None
 
 
 class Grows(Untranslatable):

@@ -18,7 +18,6 @@ from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.prune import ReplaceAttribute, prune
 from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
-    CHUNKED,
     NONE,
     SHARED,
     Code,
@@ -239,22 +238,28 @@ def _top_forward(routine: Routine) -> MethodText:
 
 
 def _tensor_annotation(parameter: str, routine: Routine, translator: Translator, state: ClassState) -> str:
+    fact = translator.facts.get(("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}).get(parameter)
+    if isinstance(fact, Code) and fact.form == SHARED:
+        return "dict[str, tuple[torch.Tensor, torch.Tensor]]"
+    if isinstance(fact, Code) and fact.static and not _unpacked(parameter, routine):
+        return _annotation(routine.node, parameter) if _is_named(routine.node, parameter) else "int"
+    count = _unpacked(parameter, routine)
+    if not count and parameter == "position_embeddings" and not (isinstance(fact, Code) and fact.form):
+        count = 2
+    kind = f"tuple[{', '.join(['torch.Tensor'] * count)}]" if count else "torch.Tensor"
+    return f"{kind} | None" if isinstance(fact, Code) and fact.optional else kind
+
+
+def _unpacked(parameter: str, routine: Routine) -> int:
+    """Return into how many parts a method unpacks a parameter; 0: it does not."""
     for statement in routine.body:
         if _assigns(statement, parameter):
             break  # what is unpacked later is something else
         for node in ast.walk(statement):
             match node:
                 case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Name(id=unpacked)) if unpacked == parameter:
-                    return f"tuple[{', '.join(['torch.Tensor'] * len(parts))}]"
-    fact = translator.facts.get(("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}).get(parameter)
-    if isinstance(fact, Code) and fact.form == SHARED:
-        return "dict[str, tuple[torch.Tensor, torch.Tensor]]"
-    if isinstance(fact, Code) and fact.static:
-        return _annotation(routine.node, parameter) if _is_named(routine.node, parameter) else "int"
-    if parameter == "position_embeddings" and not (isinstance(fact, Code) and fact.form):
-        return "tuple[torch.Tensor, torch.Tensor]"
-    optional = isinstance(fact, Code) and fact.form == CHUNKED
-    return "torch.Tensor | None" if optional else "torch.Tensor"
+                    return len(parts)
+    return 0
 
 
 def _assigns(statement: ast.stmt, variable: str) -> bool:

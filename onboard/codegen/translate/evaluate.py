@@ -16,6 +16,7 @@ from onboard.codegen.translate.values import (
     CHUNKED,
     COMPLEX,
     NONE,
+    NOTHING,
     POSITIONS,
     Code,
     Global,
@@ -169,6 +170,8 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             return Half(owner, part)
         case Code(form=str() as form), _ if form == f"dict of {COMPLEX}":
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=COMPLEX)
+        case Code(form=str() as form), _ if form == f"dict of {NOTHING}":
+            return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), optional=True)
         case Code(form=str() as form), _ if form == f"dict of {CHUNKED}":
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=CHUNKED, optional=True)
         case Code(), Items(items=parts) if _keeps_everything(parts):

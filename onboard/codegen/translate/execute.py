@@ -199,7 +199,7 @@ def _join(*branches: tuple[list[ast.stmt], Env]) -> Env:
         if a is None or b is None:
             joined.values[key] = a if a is not None else b  # type: ignore[assignment]
         elif same(a, b):
-            joined.values[key] = a
+            joined.values[key] = b if isinstance(a, Code) and a.form is None else a
         else:
             joined.values[key] = _joined(key, (a, first), (b, second))
     return joined
@@ -245,8 +245,8 @@ def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
 
 def _for(node: ast.For, frame: Frame) -> str | None:
     """Execute a loop body until what is known at its start holds at its end, too."""
-    if (filled := _filled_list(node, frame)) is not None:
-        store(*filled, frame, node)
+    if (made := _filled_list(node, frame)) is not None:
+        store(*made, frame, node)
         return None
     iterable, element = _iteration(node.iter, frame)
     for _ in range(20):
@@ -258,12 +258,14 @@ def _for(node: ast.For, frame: Frame) -> str | None:
                 if execute(node.body, frame) == RETURNS:
                     raise Untranslatable(f"a return in a loop at {frame.source.location(node)}")
                 changed = _changed(node.target, start, frame.env)
+                filled = _filled_dicts(start, frame.env)
                 masks = {key: value for key in changed if isinstance(value := frame.env.values[key], Mask)}
         except Widened as widened:
             changed, masks = [widened.variable], {}
         if not changed:
             if body:
                 frame.emit(ast.For(_plain_target(node.target), iterable, body, []), node)
+            frame.env.values.update(filled)
             return None
         frame.env.values.update(masks)
         for key in changed if not masks else []:
@@ -280,6 +282,12 @@ def _filled_list(node: ast.For, frame: Frame) -> tuple[ast.expr, Value] | None:
                 loop = ast.comprehension(node.target, node.iter, [], 0)
                 return name(variable, store=True), evaluate(ast.copy_location(ast.ListComp(item, [loop]), node), frame)
     return None
+
+
+def _filled_dicts(start: Env, end: Env) -> dict[str, Value]:
+    """Return the dicts from before a loop of whose items its body tells something."""
+    dicts = {key: value for key, value in end.values.items() if key in start.values and isinstance(value, Code)}
+    return {key: value for key, value in dicts.items() if (value.form or "").startswith("dict of ")}
 
 
 def _changed(target: ast.expr, start: Env, end: Env) -> list[str]:

@@ -15,6 +15,9 @@ COMPLEX = "complex"
 POSITIONS = "positions"
 """Form of `position_ids` where they stand for positions of one row that transformers counts."""
 
+NOTHING = "nothing"
+"""Form of None among the items of a dict that is filled at run time."""
+
 CHUNKED = "chunks"
 """Form of the mask of attention in chunks, which exists at run time; where it is None, attention is plainly causal."""
 
