@@ -13,7 +13,10 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis import mixers, probe
+from onboard.analysis.biases import position_bias
 from onboard.analysis.experts import probe_experts
+from onboard.analysis.own_cache import cache_notes
+from onboard.analysis.positions import first_position
 from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
 from onboard.analysis.source import location, module_source
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
@@ -61,16 +64,19 @@ def analyze(
     tiny = build_tiny(full)
     try:
         recordings = _record(tiny)
+        notes = cache_notes(tiny)
     except OnboardError:
         raise
     except Exception as error:
         raise OnboardError(f"a small {full.model_type} model does not run: {one_line(error)}") from error
     try:
-        return _spec(config, full, tiny, recordings, model, revision)
+        spec = _spec(config, full, tiny, recordings, model, revision)
     except OnboardError:
         raise
     except Exception as error:
         raise OnboardError(f"{full.model_type} cannot be analysed: {one_line(error)}") from error
+    spec.tricky.extend(notes)
+    return spec
 
 
 def _spec(
@@ -85,7 +91,6 @@ def _spec(
     blocks = [*_module_blocks(tiny, recordings[0]), *_rope_blocks(tiny, recordings), *_scan_blocks(tiny, recordings[0])]
     whole = _without_memory(full)
     kinds = _layer_kinds(whole, tiny, recordings[0], {block.class_name for block in blocks if block.kind == "experts"})
-    counted = counts_positions(tiny)
     return ModelSpec(
         model=model,
         revision=revision,
@@ -97,12 +102,19 @@ def _spec(
         source_hash=source.sha256(),
         num_parameters=_parameters(whole),
         config=dict(config),
-        traits=traits(full, tiny, recordings[0], blocks) | ({"positions": _COUNTED} if counted else {}),
+        traits=traits(full, tiny, recordings[0], blocks) | position_bias(recordings[0]) | _positions(full, tiny),
         blocks=blocks,
         layer_kinds=kinds,
         never_called=_never_called(tiny, recordings),
         tricky=_tricky(full, recordings[0]),
     )
+
+
+def _positions(config: PretrainedConfig, tiny: nn.Module) -> dict[str, Trait]:
+    if counts_positions(tiny):
+        return {"positions": _COUNTED}
+    first = first_position(config)
+    return {"first_position": first} if first is not None else {}
 
 
 def count_parameters(config: PretrainedConfig) -> int:
@@ -156,14 +168,7 @@ def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:
     blocks: dict[str, Block] = {}
     attention = {call.path for call in recording.attention}
     separate = separate_experts(model)
-    for path, module in model.named_modules():
-        cls = type(module)
-        if (
-            cls.__module__.startswith("torch.")
-            or cls.__name__ in blocks
-            or cls.__module__ == "transformers.activations"
-        ):
-            continue
+    for cls, (path, module) in _examples(model, recording).items():
         finding = _classify(model, path, module, recording, attention, separate)
         blocks[cls.__name__] = Block(
             class_name=cls.__name__,
@@ -180,6 +185,18 @@ def _never_called(model: nn.Module, recordings: list[Recording]) -> list[str]:
     """Return the paths of modules, other than PyTorch's, that ran in no recording."""
     own = [path for path, module in model.named_modules() if not type(module).__module__.startswith("torch.")]
     return [path for path in own if all(path not in recording.modules for recording in recordings)]
+
+
+def _examples(model: nn.Module, recording: Recording) -> dict[type, tuple[str, nn.Module]]:
+    """Return path and module of the first example of each class in the tree, the first one that runs if one does."""
+    found: dict[type, tuple[str, nn.Module]] = {}
+    for path, module in model.named_modules():
+        cls = type(module)
+        if cls.__module__.startswith("torch.") or cls.__module__ == "transformers.activations":
+            continue
+        if cls not in found or (found[cls][0] not in recording.modules and path in recording.modules):
+            found[cls] = path, module
+    return found
 
 
 def _classify(
@@ -254,7 +271,10 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     if not isinstance(parameters, dict) or not hasattr(type(module), "compute_default_rope_parameters"):
         return probe.Finding("other")
     per_layer_type = "rope_type" not in parameters
-    gaps = per_layer_type and None in parameters.values()
+    types = {}
+    if per_layer_type:
+        some = bool(set(config.layer_types) - parameters.keys())
+        types = {"some_types": some, "gaps": None in parameters.values()}
     ropes = {finding.parameters["op"] for call in recording.functions if (finding := probe.probe_rope(call))}
     complex_form = ropes == {"torch_rope_with_complex_freqs"}
     longrope = "longrope" in str(parameters) or hasattr(config, "original_max_position_embeddings")
@@ -263,7 +283,7 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     style = "complex" if complex_form or whole else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
     return probe.Finding(
         "rotary",
-        {"style": style, "per_layer_type": per_layer_type, "longrope": longrope, "gaps": gaps},
+        {"style": style, "per_layer_type": per_layer_type, "longrope": longrope} | types,
         [f"probe: cos^2 + sin^2 = {scale:.6g}^2 everywhere", "config.json: rope_parameters"],
     )
 

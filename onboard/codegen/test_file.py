@@ -17,6 +17,7 @@ from onboard import __version__
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny import ORIGINAL_POSITIONS, load_config, tiny_config
 from onboard.codegen.format import format_python
+from onboard.codegen.model_file import first_position_expression
 from onboard.codegen.render import TEST_TEMPLATE, render
 from onboard.errors import OnboardError
 
@@ -79,6 +80,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None) -> str:
         config=_arguments(config),
         config_module="transformers" if hasattr(transformers, spec.config_class) else type(config).__module__,
         counted="positions" in spec.traits,
+        first_position=first_position_expression(spec, "CONFIG"),
         layers=layers,
         blocks=blocks,
         gpu_limits={kind: limit for kind, limit in _GPU_LIMITS.items() if kind in {*blocks.values(), "layer", "model"}},

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from onboard.config import deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
-from onboard.modeling import CausalLMOutput, load_model_file, registered_model
+from onboard.modeling import CausalLMOutput, first_position, load_model_file, registered_model
 
 # Sizes that are neither 1 (which export would specialise on) nor equal (which it would take for one dimension).
 _EXAMPLE_BATCH, _EXAMPLE_SEQUENCE = 3, 11
@@ -51,6 +51,12 @@ class ModelFactory:
         config = AutoConfig.from_pretrained(self.checkpoint, trust_remote_code=self.trust_remote_code)
         return _override(config, self.model_kwargs) if self.model_kwargs else config
 
+    @cached_property
+    def first_position(self) -> int:
+        """The position of a text's first token, as the generated file registers it."""
+        load_model_file(self._model_file())
+        return first_position(self.config)
+
     def build_model(self, device: str = "meta") -> nn.Module:
         """Build the model in evaluation mode: parameters on `device` in `dtype`, buffers with their real values.
 
@@ -71,9 +77,7 @@ class ModelFactory:
         return {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in self.example_inputs()}
 
     def _generated_model(self) -> nn.Module:
-        path = content_path("models", f"modeling_{self.config.model_type}.py", root=self.root)
-        if not path.is_file():
-            raise OnboardError(f"there is no model file {path.name}", hint="Onboard the model first")
+        path = self._model_file()
         load_model_file(path)
         try:
             return registered_model(type(self.config).__name__)(self.config)
@@ -82,6 +86,12 @@ class ModelFactory:
                 f"{path.name} does not serve this model: {error}",
                 hint="Onboard the model, which makes a file that does",
             ) from error
+
+    def _model_file(self) -> Path:
+        path = content_path("models", f"modeling_{self.config.model_type}.py", root=self.root)
+        if not path.is_file():
+            raise OnboardError(f"there is no model file {path.name}", hint="Onboard the model first")
+        return path
 
     def _hf_model(self) -> nn.Module:
         model = AutoModelForCausalLM.from_config(self.config, dtype=self.dtype)

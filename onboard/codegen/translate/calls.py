@@ -13,18 +13,24 @@ import torch
 from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
-from onboard.codegen.translate import canonical, causal, latent, objects, recurrent, scores
+from onboard.codegen.translate import biases, canonical, causal, folded, latent, objects, recurrent, scores
 from onboard.codegen.translate.values import (
+    CHANNELS,
+    KEYS,
     NONE,
     POSITIONS,
     SHARED,
     UPCAST,
+    ZEROS,
     AttentionInterface,
+    Choice,
     Code,
     Config,
+    Folded,
     Global,
     Instance,
     Items,
+    KeyBias,
     Known,
     Made,
     Mapping,
@@ -49,6 +55,7 @@ if TYPE_CHECKING:
 
 _POINTWISE = {"to", "float", "type", "type_as", "half", "bfloat16", "sigmoid", "tanh", "abs", "neg", "clamp"}
 _ALONG_LAST = {"chunk", "split", "mean", "sum", "norm", "softmax"}
+_OF_MASKS = {"to", "bool", "type", "contiguous"}
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _IDENTITIES = (nn.Dropout, nn.Identity)
 
@@ -127,6 +134,8 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             return frame.translator.call_module(callee, args, frame)
         case MaskMaker(chunked=True):
             return causal.same_chunk(args.keywords, frame)
+        case Choice():
+            return _chosen(callee, args, frame)
         case MaskMaker(padding=padding):
             return PaddingMask() if padding else Mask()
         case AttentionInterface():
@@ -136,6 +145,15 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
         case Code(expr=expr, static=static):
             return plain_call(expr, args, static and args.static())
     raise Untranslatable(f"a call of a {type(callee).__name__}")
+
+
+def _chosen(choice: Choice, args: Args, frame: Frame) -> Value:
+    """Return what a call of one of two functions gives, as `a() if test else b()`."""
+    first, second = (call_value(option, args, frame) for option in (choice.first, choice.second))
+    expr = ast.IfExp(choice.test, residual(first), residual(second))
+    if isinstance(first, Instance) and isinstance(second, Instance):
+        return Instance(first.made + second.made, expr, first.optional or second.optional)
+    return Code(expr)
 
 
 def plain_call(function: ast.expr, args: Args, static: bool = False) -> Code:
@@ -152,14 +170,22 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return frame.translator.call_super(attr, args, frame)
         case Mapping():
             return _mapping_method(owner, attr, args, frame)
+        case Mask() if attr == "get":
+            return owner  # one of a dict of masks
         case Code():
             return _tensor_method(owner, attr, args)
         case Known(value=value) if args.known():
             return Known(getattr(value, attr)(*(item.value for item in args.positional)))  # type: ignore[attr-defined]
         case Global() if objects.is_attention_dispatch(owner) and attr in ("get_interface", "get"):
             return AttentionInterface()
+        case Mask() if attr in _OF_MASKS:
+            return owner
+        case Global(obj=type() as cls) if attr == "apply" and issubclass(cls, torch.autograd.Function):
+            return frame.translator.call_autograd(cls, args, frame)
         case Instance() if attr == "forward":
             return call_value(owner, args, frame)
+        case Instance(classes=classes) if all(frame.translator.has_method(cls, attr) for cls in classes):
+            return frame.translator.call_module(owner, args, frame, attr)
         case Instance() if attr == "register_buffer":
             frame.emit(ast.Expr(plain_call(attribute(residual(owner), attr), args).expr))
             return NONE
@@ -172,10 +198,19 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
         bare = plain_call(attribute(owner.expr, attr), _without_masks(args))
         if (found := scores.method(owner, attr, args, bare.expr)) is not None:
             return found
+    if isinstance(owner, Folded) and (changed := folded.method(owner, attr, args)) is not None:
+        return changed
+    if isinstance(owner, KeyBias):
+        return _bias_method(owner, attr, args)
+    if owner.form == KEYS and (keys := biases.key_method(owner, attr, args)) is not None:
+        return keys
+    if (apart := folded.fold(owner, attr, args)) is not None:
+        return apart
     known = [value.value for value in args.positional if isinstance(value, Known)]
     if (attr == "float" or (attr == "to" and _is_float32(args))) and owner.form is None and not owner.static:
         return replace(_cast(owner, attr, args), form=UPCAST)
-    if attr == "transpose" and sorted(map(str, known)) == ["1", "2"] and not owner.static:
+    swaps = attr == "transpose" and sorted(map(str, known)) == ["1", "2"]
+    if swaps and not owner.static and owner.form != CHANNELS:
         return Code(owner.expr, transposed=not owner.transposed)
     if owner.form == POSITIONS and (
         attr in ("expand", "long", "to", "repeat") or (attr == "unsqueeze" and known == [0])
@@ -200,6 +235,16 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
 def _without_masks(args: Args) -> Args:
     unmasked = [item for item in args.positional if not isinstance(item, Mask)]
     return Args(unmasked, args.keywords, args.stars)
+
+
+def _bias_method(owner: KeyBias, attr: str, args: Args) -> Value:
+    if attr == "baddbmm":
+        first, second = (args.keywords.get(key) or args.positional[i] for i, key in enumerate(("batch1", "batch2")))
+        if (added := scores.added(owner, first, second, args.keywords)) is not None:
+            return added
+    if not biases.method(attr):
+        raise Untranslatable(f"a bias of positions and its {attr}")
+    return owner
 
 
 def _is_float32(args: Args) -> bool:
@@ -268,9 +313,11 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if obj in _DROPOUTS:
         return args.positional[0]
     if obj is copy.deepcopy and isinstance(args.positional[0], Config):
-        return args.positional[0]
+        return replace(args.positional[0], copy=plain_call(expr, args).expr)
     if obj is torch.arange and (counted := _counted(args, frame)) is not None:
         return counted
+    if (keys := biases.counted(obj, expr, args, frame)) is not None:
+        return keys
     if obj is is_torchdynamo_compiling:
         return Known(True)  # generated code is made for export
     if (handler := _BUILTINS.get(obj) if isinstance(obj, type) or callable(obj) else None) is not None:
@@ -292,6 +339,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if isinstance(obj, type) and issubclass(obj, UserDict) and all(same(item, NONE) for item in args.positional):
         return Code(ast.Dict([], []), form=SHARED)
     static = args.static() and not _is_torch(obj)
+    if obj is torch.zeros and not static:
+        return replace(plain_call(expr, args), form=ZEROS)
     if not static and (attended := scores.call_of(obj, args, _unmasked_call(expr, args))) is not None:
         return attended
     return plain_call(expr, args, static)
@@ -329,6 +378,8 @@ def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
 
 def _module_list(expr: ast.expr, args: Args) -> Value:
     match args.positional:
+        case []:
+            return ModuleList((), ast.Call(expr, [], []))
         case [ModuleList(made=made, expr=items)]:
             return ModuleList(made, ast.Call(expr, [items], []))
         case [Items(items=tuple() as items)] if all(isinstance(item, Instance) for item in items):
@@ -343,6 +394,8 @@ def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
     match value, classes:
         case Known(value=known), Global(obj=cls):
             return Known(isinstance(known, cls))
+        case Known(value=known), Items(items=options) if all(isinstance(item, Global) for item in options):
+            return Known(isinstance(known, tuple(item.obj for item in options if isinstance(item, Global))))
         case Mapping(), Global(obj=cls):
             return Known(cls is dict)
         case Items(), Global(obj=cls):

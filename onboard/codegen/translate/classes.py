@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Mapping as MappingABC
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny import counts_positions
-from onboard.codegen.translate import blocks, cleanup, experts, latent, objects
+from onboard.codegen.translate import blocks, cleanup, experts, latent, objects, unrun
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
@@ -29,9 +30,10 @@ from onboard.codegen.translate.facts import (
     same_fact,
 )
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.results import finish_returns, same_call, same_code_of
+from onboard.codegen.translate.results import finish_returns, same_call, same_code_of, with_logits_alone
 from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
+    CHANNELS,
     NONE,
     Code,
     Config,
@@ -49,6 +51,7 @@ from onboard.codegen.translate.values import (
     call,
     fill,
     name,
+    passed,
     residual,
     untransposed,
 )
@@ -68,6 +71,7 @@ class Translator:
         scans: helper function name -> canonical op of a recurrent mixer.
         rope_dims: helper function name -> where it gives complex numbers the dimension of heads.
         latents: class name of latent attention -> what `analysis.mixers.probe_latent_attention` found.
+        alibi: attention has a bias that is linear in the key's position.
     """
 
     def __init__(
@@ -78,6 +82,8 @@ class Translator:
         scans: MappingABC[str, str] | None = None,
         latents: MappingABC[str, MappingABC[str, str]] | None = None,
         rope_dims: MappingABC[str, int] | None = None,
+        *,
+        alibi: bool = False,
     ) -> None:
         self.model = model
         self.config: Any = model.config
@@ -86,6 +92,9 @@ class Translator:
         self.scans = scans or {}
         self.latents = latents or {}
         self.rope_dims = rope_dims or {}
+        self.alibi = alibi
+        self.specialised = False
+        """Branches on the config are decided, and guarded, as this config has them."""
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.reset()
 
@@ -103,7 +112,15 @@ class Translator:
         """Names of `canonical.NORMS` that the file needs its own subclass of."""
 
     def translate(self) -> ClassState:
-        """Translate the model's class and all that it reaches."""
+        """Translate the model's class and all that it reaches: for every config or, where that fails, for this one."""
+        try:
+            return self._fixed_point()
+        except Untranslatable:
+            self.specialised = True
+            self.facts = {}
+        return self._fixed_point()
+
+    def _fixed_point(self) -> ClassState:
         for _ in range(100):
             self.reset()
             try:
@@ -118,6 +135,7 @@ class Translator:
         (state,) = self.reached(self.construct(cls, Args([Config(config)], {}, [])))
         given = {key: Code(name(key)) for key in ("input_ids", "position_ids")}
         self._method(state, "forward", Args([], dict(given), []))
+        unrun.reach(self)
         return state
 
     def remember_global(self, identifier: str, obj: Any, source: ModuleSource) -> None:
@@ -183,17 +201,24 @@ class Translator:
         keywords = [ast.keyword(key, residual(value)) for key, value in bound.items()]
         return Instance((Made(cls, bound),), ast.Call(name(cls.__name__), [], keywords))
 
-    def call_module(self, module: Instance, args: Args, frame: Frame) -> Value:
-        """Return the result of calling a submodule."""
+    def has_method(self, cls: type, attr: str) -> bool:
+        """Whether a class has a method that is translated from its source."""
+        found = find_method(cls, attr) if self.translates(cls) else None
+        return found is not None and not found[0].__module__.startswith(("torch.", "transformers.modeling_"))
+
+    def call_module(self, module: Instance, args: Args, frame: Frame, attr: str = "forward") -> Value:
+        """Return the result of calling a submodule, or one of its methods."""
         torch_classes = [cls for cls in module.classes if not self.translates(cls)]
         if len(torch_classes) == len(module.classes):
             return self._call_torch_module(module, args)
-        if torch_classes:
+        own = replace(module, made=tuple(made for made in module.made if self.translates(made.cls)))
+        routines = [self._method(state, attr, args) for state in self.reached(own)]
+        if torch_classes and not (torch_classes == [nn.Identity] and all(item.keeps_one for item in routines)):
             raise Untranslatable(f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}")
-        routines = [self._method(state, "forward", args) for state in self.reached(module)]
         self._share_parameters(routines, args)
-        keeps_order = self._keeps_order(module, args)
-        results = [self._result(module.expr, r, _all_bound(r.node, args), keeps_order) for r in routines]
+        keeps_order = attr == "forward" and self._keeps_order(own, args)
+        function = module.expr if attr == "forward" else attribute(module.expr, attr)
+        results = [self._result(function, r, _all_bound(r.node, args), keeps_order) for r in routines]
         if not all(same_call(results[0], result) for result in results):
             if (plain := same_code_of(results)) is not None:
                 return plain
@@ -211,7 +236,8 @@ class Translator:
         match args.positional:
             case [Code(transposed=True) as only] if all("canonical" in made.arguments for made in module.made):
                 return Code(ast.Call(module.expr, [only.expr], []), transposed=True)  # a norm of the last dimension
-        return plain_call(module.expr, args)
+        called = plain_call(module.expr, args)
+        return replace(called, form=CHANNELS) if set(module.classes) == {nn.Conv1d} else called
 
     def _keeps_order(self, module: Instance, args: Args) -> bool:
         """Whether a module works on the last dimension alone and its only argument is transposed."""
@@ -306,6 +332,17 @@ class Translator:
             self.functions[key] = self._routine(node, inner, self.facts["function", key])
         return self._result(name(key), self.functions[key], bound, False)
 
+    def call_autograd(self, cls: type, args: Args, frame: Frame) -> Value:
+        """Return `cls.apply(...)` of a function with a derivative of its own: what its forward computes."""
+        found = find_method(cls, "forward")
+        if found is None:
+            raise Untranslatable(f"{cls.__name__}.apply")
+        given = Args([NONE, *args.positional], args.keywords, args.stars)  # no context to save anything in
+        result = self._inline(found[1], module_source(found[0].__module__), given, frame.cls or frame.caller)
+        if result is None:
+            raise Untranslatable(f"{cls.__name__}.forward")
+        return result
+
     def _inline(
         self, node: ast.FunctionDef, source: ModuleSource, args: Args, caller: ClassState | None
     ) -> Value | None:
@@ -323,6 +360,10 @@ class Translator:
         found = find_method(state.cls, "__init__")
         assert found is not None
         owner, node = found
+        if owner.__module__.startswith("torch."):
+            state.init = Routine(node, module_source(owner.__module__))
+            state.inherits_init = True
+            return
         frame = Frame(self, module_source(owner.__module__), "init", state, owner)
         frame.env.values["self"] = Self()
         facts = self.facts["init", state.cls.__qualname__]
@@ -363,7 +404,9 @@ class Translator:
             frame.env.values[node.args.kwarg.arg] = Mapping(extra)
         if execute(node.body, frame) == RAISES:
             raise Untranslatable(f"{node.name}, which raises")
-        routine = Routine(node, frame.source)
+        if frame.cls is not None and frame.cls.cls is type(self.model) and node.name == "forward":
+            frame.returns = [(statement, with_logits_alone(value)) for statement, value in frame.returns]
+        routine = Routine(node, frame.source, facts=facts)
         routine.shape, routine.holes = finish_returns(frame)
         routine.body = cleanup.clean(frame.out)
         used = cleanup.free_names(routine.body)
@@ -380,7 +423,7 @@ class Translator:
         for key in routine.parameters:
             absent = Code(name("position_ids")) if key == "position_ids" and self.counts_positions else NONE
             value = absent if key in missing else bound[key]
-            arguments.append(residual(untransposed(value) if keeps_order else value))
+            arguments.append(passed(untransposed(value) if keeps_order else value, routine.facts.get(key)))
         called = ast.Call(function, arguments, [])
         if routine.holes > 1:
             return Result(called, routine.shape, routine.holes)

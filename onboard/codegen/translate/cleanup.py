@@ -54,7 +54,7 @@ def places_read(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         yield node.id
     bound: set[str] = set()
-    if isinstance(node, ast.ListComp | ast.GeneratorExp):
+    if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp):
         for generator in node.generators:
             bound |= {item.id for item in ast.walk(generator.target) if isinstance(item, ast.Name)}
     for child in ast.iter_child_nodes(node):
@@ -74,7 +74,9 @@ def places_written(target: ast.expr) -> set[str]:
 
 
 def _mutated(target: ast.expr) -> set[str]:
-    """Return the variable whose item a target writes, and its mark."""
+    """Return the variable whose item or attribute a target writes, and the mark of its items."""
+    if isinstance(target, ast.Attribute):
+        return set(places_read(target.value))
     places = set(places_read(target.value)) if isinstance(target, ast.Subscript) else set()
     return places | {f"{place}{_ITEMS}" for place in places}
 
@@ -204,7 +206,22 @@ def _join_inside(statement: ast.stmt, after: list[ast.stmt], live_out: frozenset
     return statement
 
 
+class _Renamed(ast.NodeTransformer):
+    def __init__(self, old: str, new: str) -> None:
+        self.old, self.new = old, new
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self.new, node.ctx) if node.id == self.old else node
+
+
 def _joined(first: ast.stmt, second: ast.stmt, after: list[ast.stmt], live_out: frozenset[str]) -> ast.stmt | None:
+    match first, second:
+        case ast.Assign(targets=[ast.Name(id=variable)], value=ast.Name(id=copied)), ast.Assign():
+            scopes = any(isinstance(node, ast.comprehension | ast.Lambda) for node in ast.walk(second.value))
+            read = not scopes and variable in set(places_read(second.value))
+            if read and variable not in _remove_dead(after, live_out)[1]:
+                value = _Renamed(variable, copied).visit(second.value)
+                return ast.copy_location(ast.Assign(second.targets, value), second)
     match first:
         case ast.Assign(targets=[ast.Name(id=variable)], value=value):
             pass

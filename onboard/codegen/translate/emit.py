@@ -24,6 +24,7 @@ from onboard.codegen.translate.values import (
     Config,
     Hole,
     Instance,
+    KeyBias,
     Output,
     Untranslatable,
     attribute,
@@ -127,7 +128,8 @@ def _class_text(
     state: ClassState, translator: Translator, top: ClassState, config_class: str, calls: dict[str, list[ast.Call]]
 ) -> ClassText:
     recognised = translator.recognised.get(state.cls.__name__)
-    methods = [_init_text(state, translator, top, config_class, calls[state.cls.__name__])]
+    init = [] if state.inherits_init else [_init_text(state, translator, top, config_class, calls[state.cls.__name__])]
+    methods = list(init)
     for key, routine in state.methods.items():
         methods.append(_method_text(key, routine, translator, state, state is top))
     assert state.init is not None
@@ -239,6 +241,8 @@ def _top_forward(routine: Routine) -> MethodText:
 
 def _tensor_annotation(parameter: str, routine: Routine, translator: Translator, state: ClassState) -> str:
     fact = translator.facts.get(("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}).get(parameter)
+    if isinstance(fact, KeyBias):
+        return "AlibiSlopes"
     if isinstance(fact, Code) and fact.form == SHARED:
         return "dict[str, tuple[torch.Tensor, torch.Tensor]]"
     if isinstance(fact, Code) and fact.static and not _unpacked(parameter, routine):
@@ -279,7 +283,10 @@ def _return_annotation(routine: Routine) -> str:
 
 
 def _function_text(key: str, routine: Routine) -> MethodText:
-    parameters = [f"{item}: torch.Tensor" for item in routine.parameters]
+    static = {item for item, fact in routine.facts.items() if isinstance(fact, Code) and fact.static}
+    types = {item: _annotation(routine.node, item) for item in static if _is_named(routine.node, item)}
+    types |= {item: "torch.device" for item in routine.parameters if item == "device"}
+    parameters = [f"{item}: {types.get(item, 'torch.Tensor')}" for item in routine.parameters]
     return MethodText(
         key, f"({', '.join(parameters)}) -> {_return_annotation(routine)}", print_block(routine.body, routine.source)
     )

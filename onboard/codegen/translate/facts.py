@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 from onboard.codegen.translate.calls import Args
 from onboard.codegen.translate.values import (
     COMPLEX,
     Code,
     Config,
+    Folded,
     Half,
     Items,
+    KeyBias,
     Known,
+    Mapping,
     Mask,
     PaddingMask,
     Untranslatable,
     Value,
+    may_be_none,
     name,
     same,
 )
@@ -61,8 +66,12 @@ def fact_of(value: Value) -> Value:
     match value:
         case Known() | Config() | Mask():
             return value
+        case Folded() | KeyBias():
+            return replace(value, expr=name("_"))
         case Code(static=static, form=form, optional=optional):
             return Code(name("_"), static, form=form, optional=optional)
+        case Mapping(items=items) if all(isinstance(item, Known | Mask) for item in items.values()):
+            return value
         case Items(items=(Half(whole=whole), Half())):
             return Code(name("_"), form=whole.form)
         case Items(items=items):
@@ -79,13 +88,16 @@ def join_facts(old: Value, new: Value) -> Value:
     if isinstance(old, Code) and isinstance(new, Code) and old.form != new.form and COMPLEX in (old.form, new.form):
         raise Untranslatable("an argument that is a complex RoPE table here and something else there")
     static = all(isinstance(item, Known | Config) or (isinstance(item, Code) and item.static) for item in (old, new))
-    return Code(name("_"), static)
+    optional = any(may_be_none(item) for item in (old, new))
+    return Code(name("_"), static, optional=optional)
 
 
 def same_fact(old: Value, new: Value) -> bool:
     """Whether two facts say the same."""
+    if isinstance(old, Folded) and isinstance(new, Folded):
+        return (old.transposed, old.turned) == (new.transposed, new.turned)
     if isinstance(old, Code) and isinstance(new, Code):
-        return (old.static, old.form, old.optional) == (new.static, new.form, new.optional)
+        return type(old) is type(new) and (old.static, old.form, old.optional) == (new.static, new.form, new.optional)
     return same(old, new)
 
 
@@ -96,6 +108,8 @@ def as_parameters(facts: dict[str, Value]) -> dict[str, Value]:
         match fact:
             case Config():
                 values[key] = Config(name(key))
+            case Folded() | KeyBias():
+                values[key] = replace(fact, expr=name(key))
             case Code(static=static, form=form, optional=optional):
                 values[key] = Code(name(key), static, form=form, optional=optional)
             case _:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,15 @@ from transformers import masking_utils
 from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
 from transformers.utils import ModelOutput
 
-from onboard.codegen.translate import causal
+from onboard.codegen.translate import causal, folded
 from onboard.codegen.translate.values import (
+    KEYS,
     NONE,
     POSITIONS,
+    Choice,
     Code,
     Config,
+    Folded,
     Global,
     Instance,
     Known,
@@ -32,6 +36,7 @@ from onboard.codegen.translate.values import (
     Untranslatable,
     Value,
     attribute,
+    constant,
     fill,
     name,
     residual,
@@ -55,6 +60,7 @@ CONFIG_FACTS: dict[str, Any] = {
     "_attn_implementation": "onboard",
 }
 """Config attributes that say how transformers runs a model, not what it computes; fixed in generated code."""
+_BRINGS_WEIGHTS = ("add_cross_attention",)
 _MODULE_FACTS: dict[str, Any] = {"training": False, "gradient_checkpointing": False}
 _OF_ANY_SHAPE = ("dtype", "device", "is_cuda", "requires_grad")
 
@@ -72,6 +78,17 @@ def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
     return Global(obj, name(identifier))
 
 
+def choice(table: dict[Any, Any], key: Value, frame: Frame) -> Value | None:
+    """Return `table[key]`, with a key that is known once the config is; None when it is no table of classes."""
+    if not (table and all(inspect.isclass(item) or inspect.isfunction(item) for item in table.values())):
+        return None
+    chosen, *others = [(item, from_namespace(obj, obj.__name__, frame)) for item, obj in reversed(table.items())]
+    value = chosen[1]
+    for item, option in others:
+        value = Choice(ast.Compare(residual(key), [ast.Eq()], [constant(item)]), option, value)
+    return value
+
+
 def positions(frame: Frame) -> Code | None:
     """Return what stands for `torch.arange(sequence)` in a model that counts positions by itself.
 
@@ -79,7 +96,7 @@ def positions(frame: Frame) -> Code | None:
     """
     if frame.kind != "forward" or not frame.translator.counts_positions:
         return None
-    return Code(name("position_ids"), form=POSITIONS)
+    return Code(name("position_ids"), form=KEYS if frame.translator.alibi else POSITIONS)
 
 
 def is_attention_dispatch(value: Value) -> bool:
@@ -103,7 +120,7 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return frame.cls.attribute(attr, name("self"), frame)
         case Config(expr=expr):
             if attr in CONFIG_FACTS:
-                return Known(CONFIG_FACTS[attr])
+                return _config_fact(attr, expr, frame)
             return Code(attribute(expr, attr), static=True)
         case Global(obj=obj, expr=expr):
             return _global_attribute(obj, attr, expr)
@@ -113,6 +130,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return frame.translator.reached(owner)[0].attribute(attr, expr, frame)
         case Mapping() | ModuleList():
             return Method(owner, attr)
+        case Folded() if attr == "shape":
+            return folded.shape(owner)
         case Mask() if (fact := causal.mask_attribute(attr)) is not None:
             return fact
         case Code(expr=expr, masked=True) if attr in (*_OF_ANY_SHAPE, "shape"):
@@ -124,6 +143,14 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
         case Known(value=value) if hasattr(value, attr):
             return Known(getattr(value, attr))
     return Code(attribute(residual(owner), attr))
+
+
+def _config_fact(attr: str, expr: ast.expr, frame: Frame) -> Known:
+    """Return a fixed attribute; one that brings weights, which nothing runs then, is as the config has it."""
+    if attr in _BRINGS_WEIGHTS and frame.kind == "init" and getattr(frame.translator.config, attr, False):
+        frame.translator.guard(attribute(expr, attr), frame)
+        return Known(True)
+    return Known(CONFIG_FACTS[attr])
 
 
 def _global_attribute(obj: Any, attr: str, expr: ast.expr) -> Value:

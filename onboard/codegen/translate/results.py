@@ -13,6 +13,7 @@ from onboard.codegen.translate.values import (
     Half,
     Hole,
     Items,
+    KeyBias,
     Known,
     Mask,
     Output,
@@ -37,6 +38,13 @@ def finish_returns(frame: Frame) -> tuple[Value, int]:
     return shape, holes
 
 
+def with_logits_alone(value: Value) -> Value:
+    """Return a model's output without what other losses and other modalities read."""
+    return (
+        Output({"logits": value.fields["logits"]}) if isinstance(value, Output) and "logits" in value.fields else value
+    )
+
+
 def _shape(values: list[Value], index: int) -> tuple[Value, int]:
     """Return the common shape of several results: what all know stays known, the rest are holes."""
     first = values[0]
@@ -57,11 +65,15 @@ def _shape(values: list[Value], index: int) -> tuple[Value, int]:
                 parts.append(part)
             return Output(dict(zip(fields, parts, strict=True))), index
     form = first.form if isinstance(first, Code) else None
-    return Hole(index, form), index + 1
+    like = first if isinstance(first, KeyBias) and all(isinstance(value, KeyBias) for value in values) else None
+    optional = any(same(value, NONE) or (isinstance(value, Code) and value.optional) for value in values)
+    return Hole(index, form, optional, like), index + 1
 
 
 def _run_time_parts(shape: Value, value: Value) -> list[Value]:
     match shape, value:
+        case Hole(like=KeyBias()), KeyBias(expr=slopes):
+            return [Code(slopes)]
         case Hole(), _:
             return [value]
         case Items(items=shapes), Items(items=items):

@@ -7,6 +7,8 @@ import inspect
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate import narrow, objects
 from onboard.codegen.translate.values import (
@@ -14,6 +16,7 @@ from onboard.codegen.translate.values import (
     Code,
     Config,
     Global,
+    Hole,
     Instance,
     Known,
     Mask,
@@ -39,6 +42,14 @@ class Routine:
     body: list[ast.stmt] = field(default_factory=list)
     shape: Value = NONE
     holes: int = 0
+    facts: dict[str, Value] = field(default_factory=dict)
+    """What the translation takes for granted of its parameters."""
+
+    @property
+    def keeps_one(self) -> bool:
+        """Whether it makes one tensor of one, as nn.Identity does, so that either may be called."""
+        first = self.node.args.args[1].arg if len(self.node.args.args) > 1 else None
+        return self.parameters == [first] and isinstance(self.shape, Hole)
 
 
 @dataclass(eq=False)
@@ -55,8 +66,14 @@ class ClassState:
     """Modules and parameters that nothing reads: they hold weights that checkpoints have."""
     sometimes: set[str] = field(default_factory=set)
     """Attributes that `__init__` sets under a condition only."""
+    inherits_init: bool = False
+    """Its `__init__` is PyTorch's."""
     read_outside: set[str] = field(default_factory=set)
     """Attributes that other classes read."""
+
+    def instances(self) -> list[nn.Module]:
+        """Return the tiny model's modules of this class."""
+        return [module for module in self.translator.model.modules() if type(module) is self.cls]
 
     def has(self, attr: str) -> bool:
         """Whether `self.attr` exists."""
@@ -79,8 +96,8 @@ class ClassState:
                 return ModuleList(made, path)
             case Config():
                 return Config(path)
-            case Code(static=static):
-                return Code(path, static)
+            case Code(static=static, optional=optional):
+                return Code(path, static, optional=optional)
             case Global():
                 return value
         return objects.module_fact(attr) or self._class_attribute(attr, path)
@@ -91,4 +108,4 @@ class ClassState:
             return Known(value)
         if inspect.isroutine(value) or isinstance(value, staticmethod | classmethod):
             return Method(Self(), attr)
-        return Code(path)
+        return Code(path, optional=self.inherits_init)  # a bias may be None

@@ -27,9 +27,19 @@ UPCAST = "upcast"
 SHARED = "shared"
 """Form of a dict, empty at first, in which layers leave keys and values for later layers."""
 
+CHANNELS = "channels"
+"""Form of a tensor [batch, channels, sequence]: a transposition of 1 and 2 moves its last dimension, too."""
+
 
 class Untranslatable(Exception):
     """A construct that has no translation; the message says which."""
+
+
+KEYS = "keys"
+"""Form of consecutive numbers that count keys, in a model whose attention has a bias that is linear in them (ALiBi)."""
+
+ZEROS = "zeros"
+"""Form of a tensor that was made of zeros."""
 
 
 class Value:
@@ -53,7 +63,7 @@ class Code(Value):
     transposed: bool = False
     """The value is `expr.transpose(1, 2)`: heads and sequence are swapped later, or never."""
     form: str | None = None
-    """`COMPLEX`, `POSITIONS`, `UPCAST` or None."""
+    """`COMPLEX`, `POSITIONS`, `UPCAST`, `KEYS`, `ZEROS`, `CHANNELS` or None."""
     optional: bool = False
     """It may be None."""
     masked: bool = False
@@ -62,6 +72,31 @@ class Code(Value):
     def same_as(self, other: Code) -> bool:
         """Whether another value of this class is certainly equal."""
         return same_code(self.expr, other.expr) and self.transposed == other.transposed
+
+
+@dataclass(frozen=True, eq=False)
+class Folded(Code):
+    """`expr` [batch, heads, sequence, dim] with batch and heads as one dimension."""
+
+    turned: bool = False
+    """The last two dimensions are swapped."""
+
+    def same_as(self, other: Code) -> bool:
+        """Whether both are folded alike."""
+        assert isinstance(other, Folded)
+        return super().same_as(other) and self.turned == other.turned
+
+
+@dataclass(frozen=True, eq=False)
+class KeyBias(Code):
+    """A bias of attention that is linear in the key's position (ALiBi); `expr`, its slopes, is what is left of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unread(Value):
+    """A value without a translation, of a variable that nothing may read."""
+
+    reason: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,10 +137,21 @@ class Global(Value):
 
 
 @dataclass(frozen=True, eq=False)
+class Choice(Value):
+    """One of two classes or functions; `test` is known once the config is."""
+
+    test: ast.expr
+    first: Value
+    second: Value
+
+
+@dataclass(frozen=True, eq=False)
 class Config(Value):
     """The model's config object."""
 
     expr: ast.expr
+    copy: ast.expr | None = None
+    """How it is copied, where code may change it from here on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,6 +250,9 @@ class Hole(Value):
 
     index: int
     form: str | None = None
+    optional: bool = False
+    like: Code | None = None
+    """What the part is where its code does not say it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,6 +263,12 @@ class Result(Value):
     shape: Value
     holes: int
     transposed: bool = False
+
+    @property
+    def is_plain_tuple(self) -> bool:
+        """Whether it is a tuple of its run-time parts and nothing else."""
+        shape = self.shape
+        return not self.transposed and isinstance(shape, Items) and all(isinstance(item, Hole) for item in shape.items)
 
 
 NONE = Known(None)
@@ -259,6 +314,12 @@ def residual(value: Value) -> ast.expr:
             raise Untranslatable("attention that reads its mask")
         case Code(masked=True):
             raise Untranslatable("attention scores that are read once they are masked")
+        case KeyBias():
+            raise Untranslatable("a bias of positions that more than attention reads")
+        case Unread(reason=reason):
+            raise Untranslatable(reason)
+        case Folded():
+            return folded_code(value)
         case Code(expr=expr, transposed=True):
             return call(attribute(expr, "transpose"), ast.Constant(1), ast.Constant(2))
         case Items(items=items):
@@ -277,7 +338,23 @@ def residual(value: Value) -> ast.expr:
             return name("self")
         case Super():
             return call(name("super"))
+        case Choice(test=test, first=first, second=second):
+            return ast.IfExp(test, residual(first), residual(second))
     raise Untranslatable(f"a {type(value).__name__} as a run-time value")
+
+
+def folded_code(value: Folded) -> ast.expr:
+    """Return the code of a folded tensor, [batch * heads, sequence, dim] or turned."""
+    unfolded = residual(Code(value.expr, transposed=value.transposed))
+    folded = call(attribute(unfolded, "flatten"), ast.Constant(0), ast.Constant(1))
+    return call(attribute(folded, "transpose"), ast.Constant(1), ast.Constant(2)) if value.turned else folded
+
+
+def passed(value: Value, fact: Value | None) -> ast.expr:
+    """Return the code of an argument for a function that was translated with a fact about it."""
+    if isinstance(value, Folded | KeyBias) and type(value) is type(fact):
+        return value.expr
+    return residual(value)
 
 
 def _residual_items(items: tuple[Value, ...]) -> ast.expr:
@@ -318,10 +395,17 @@ def same(first: Value, second: Value) -> bool:
         case Half(), Half():
             return first.part == second.part and same_code(first.whole.expr, second.whole.expr)
         case Hole(), Hole():
-            return first.index == second.index
+            return first.index == second.index and type(first.like) is type(second.like)
+        case MaskMaker(), MaskMaker():
+            return first.padding == second.padding
         case Method(), Method():
             return first.name == second.name and same(first.owner, second.owner)
-    return type(first) is type(second) and isinstance(first, AttentionInterface | MaskMaker | Mask | Self | Super)
+    return type(first) is type(second) and isinstance(first, AttentionInterface | Mask | Self | Super)
+
+
+def may_be_none(value: Value) -> bool:
+    """Whether a value is None, or may be when the program runs."""
+    return same(value, NONE) or (isinstance(value, Code) and value.optional)
 
 
 def is_static(value: Value) -> bool:
@@ -345,8 +429,10 @@ def untransposed(value: Value) -> Code:
 def fill(shape: Value, parts: list[Code]) -> Value:
     """Return `shape` with its holes replaced by `parts`."""
     match shape:
-        case Hole(index=index, form=form):
-            return replace(parts[index], form=form)
+        case Hole(index=index, like=Code() as like):
+            return replace(like, expr=parts[index].expr)
+        case Hole(index=index, form=form, optional=optional):
+            return replace(parts[index], form=form, optional=optional)
         case Items(items=items):
             return Items(tuple(fill(item, parts) for item in items))
         case Mapping(items=entries):
