@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
+from transformers import PreTrainedModel
+
 from onboard.codegen.translate import causal, objects
 from onboard.codegen.translate.evaluate import bind_result, code, evaluate, settle
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     COMPLEX,
+    MAYBE,
     NONE,
-    NOTHING,
     Code,
     Config,
     Half,
@@ -174,7 +176,9 @@ def _unpack_code(targets: list[ast.expr], value: Code, frame: Frame, origin: ast
 
 
 def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | None) -> None:
-    """Assign `self.attr`; only `__init__` may."""
+    """Assign `self.attr`; only `__init__` may. What transformers notes of its own models is dropped."""
+    if attr.startswith("_") and hasattr(PreTrainedModel, attr):
+        return
     if frame.kind != "init":
         if isinstance(value, Code) and ast.unparse(value.expr).split(".to(")[0] == f"self.{attr}":
             return  # moved to where the tensors are
@@ -225,7 +229,7 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
 def _form(value: Value) -> str | None:
     """Return what is known of an item that a dict gets at run time; items without one tell nothing of the others."""
     if same(value, NONE):
-        return NOTHING
+        return MAYBE
     return value.form if isinstance(value, Code) else None
 
 

@@ -15,8 +15,8 @@ from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     CHUNKED,
     COMPLEX,
+    MAYBE,
     NONE,
-    NOTHING,
     POSITIONS,
     Choice,
     Code,
@@ -184,7 +184,7 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             return Half(owner, part)
         case Code(form=str() as form), _ if form == f"dict of {COMPLEX}":
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=COMPLEX)
-        case Code(form=str() as form), _ if form == f"dict of {NOTHING}":
+        case Code(form=str() as form), _ if form == f"dict of {MAYBE}":
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), optional=True)
         case Code(form=str() as form), _ if form == f"dict of {CHUNKED}":
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=CHUNKED, optional=True)

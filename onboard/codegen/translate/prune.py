@@ -61,7 +61,7 @@ def _has_weights(state: ClassState, attr: str) -> bool:
     known = isinstance(value, Instance) and all(
         cls in state.translator.states or cls.__module__.startswith("torch.") for cls in value.classes
     )
-    if any(isinstance(getattr(module, attr, None), nn.Parameter) for module in state.instances()):
+    if any(isinstance(getattr(module, attr, None), nn.Parameter) for module in state.translator.modules_of(state.cls)):
         return True
     return known and has_parameters(state, attr)
 
