@@ -86,6 +86,8 @@ class ClassState:
     guards: list[ast.expr] = field(default_factory=list)
     weights_only: list[str] = field(default_factory=list)
     """Modules and parameters that nothing reads: they hold weights that checkpoints have."""
+    sometimes: set[str] = field(default_factory=set)
+    """Attributes that `__init__` sets under a condition only."""
     inherits_init: bool = False
     """Its `__init__` is PyTorch's."""
     read_outside: set[str] = field(default_factory=set)
