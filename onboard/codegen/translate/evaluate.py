@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from onboard.codegen.translate import biases, calls, causal, objects, scores
+from onboard.codegen.translate.activations import activation
 from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
@@ -157,6 +158,8 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             raise Untranslatable(f"an item of None at {frame.source.location(node)}")
         case Known(value=known), Known(value=key):
             return Known(known[key])
+        case Global(obj=dict() as table), Code(static=True) if (found := activation(table, index, frame)) is not None:
+            return found
         case Global(obj=dict() as table), Known(value=key) if "eager" in table and key not in table:
             return Global(table["eager"], name(table["eager"].__name__))  # a table of attention classes
         case Global(obj=dict() as table), Code(static=True) if choice := objects.choice(table, index, frame):
