@@ -100,7 +100,7 @@ def _for_each_row(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
 
 def _in_form_of(parameter: inspect.Parameter, value: Any) -> Any:
     """Return cos and sin as one complex tensor where the generated block's parameter is declared as one tensor."""
-    pair = isinstance(value, tuple) and len(value) == 2
+    pair = isinstance(value, tuple) and [type(item) for item in value] == [torch.Tensor, torch.Tensor]
     return complex_freqs(*value) if pair and parameter.annotation in (torch.Tensor, "torch.Tensor") else value
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
+from transformers import PreTrainedModel
+
 from onboard.codegen.translate import objects
 from onboard.codegen.translate.evaluate import bind_result, code, evaluate, settle
 from onboard.codegen.translate.frame import Frame
@@ -171,7 +173,9 @@ def _unpack_code(targets: list[ast.expr], value: Code, frame: Frame, origin: ast
 
 
 def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | None) -> None:
-    """Assign `self.attr`; only `__init__` may."""
+    """Assign `self.attr`; only `__init__` may. What transformers notes of its own models is dropped."""
+    if attr.startswith("_") and hasattr(PreTrainedModel, attr):
+        return
     if frame.kind != "init":
         if isinstance(value, Code) and ast.unparse(value.expr).split(".to(")[0] == f"self.{attr}":
             return  # moved to where the tensors are

@@ -31,6 +31,7 @@ from onboard.codegen.translate.values import (
     attribute,
     call,
     is_static,
+    joined_ways,
     may_be_none,
     name,
     residual,
@@ -222,7 +223,7 @@ def _join(*branches: tuple[list[ast.stmt], Env]) -> Env:
         if a is None or b is None:
             joined.values[key] = a if a is not None else b  # type: ignore[assignment]
         elif isinstance(a, ModuleList) and isinstance(b, ModuleList) and same(a, b):
-            joined.values[key] = replace(a, made=lists.joined_ways(a.made, b.made))
+            joined.values[key] = replace(a, made=joined_ways(a.made, b.made))
         elif same(a, b):
             joined.values[key] = a
         else:

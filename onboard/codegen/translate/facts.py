@@ -12,6 +12,7 @@ from onboard.codegen.translate.values import (
     Config,
     Folded,
     Half,
+    Instance,
     Items,
     KeyBias,
     Known,
@@ -20,6 +21,7 @@ from onboard.codegen.translate.values import (
     PaddingMask,
     Untranslatable,
     Value,
+    joined_ways,
     may_be_none,
     name,
     same,
@@ -70,6 +72,8 @@ def fact_of(value: Value) -> Value:
             return replace(value, expr=name("_"))
         case Code(static=static, form=form, optional=optional):
             return Code(name("_"), static, form=form, optional=optional)
+        case Instance():
+            return replace(value, expr=name("_"))
         case Mapping(items=items) if all(isinstance(item, Known | Mask) for item in items.values()):
             return value
         case Items(items=(Half(whole=whole), Half())):
@@ -85,6 +89,8 @@ def join_facts(old: Value, new: Value) -> Value:
         return old
     if isinstance(old, Mask) and isinstance(new, Mask):
         return PaddingMask()
+    if isinstance(old, Instance) and isinstance(new, Instance):
+        return Instance(joined_ways(old.made, new.made), name("_"), old.optional or new.optional)
     if isinstance(old, Code) and isinstance(new, Code) and old.form != new.form and COMPLEX in (old.form, new.form):
         raise Untranslatable("an argument that is a complex RoPE table here and something else there")
     static = all(isinstance(item, Known | Config) or (isinstance(item, Code) and item.static) for item in (old, new))
@@ -112,6 +118,8 @@ def as_parameters(facts: dict[str, Value]) -> dict[str, Value]:
                 values[key] = replace(fact, expr=name(key))
             case Code(static=static, form=form, optional=optional):
                 values[key] = Code(name(key), static, form=form, optional=optional)
+            case Instance():
+                values[key] = replace(fact, expr=name(key))
             case _:
                 values[key] = fact
     return values

@@ -21,6 +21,9 @@ ROWS = "rows"
 UPCAST = "upcast"
 """Form of a tensor that was cast to float32, as modeling code does with queries and keys before it multiplies them."""
 
+MAYBE = "what may be None"
+"""What a dict of that form has."""
+
 SHARED = "shared"
 """Form of a dict, empty at first, in which layers leave keys and values for later layers."""
 
@@ -382,7 +385,8 @@ def same(first: Value, second: Value) -> bool:
         case Global(obj=a), Global(obj=b):
             return a is b
         case Instance(), Instance():
-            return (first.made, first.optional) == (second.made, second.optional) and same_code(first.expr, second.expr)
+            ways = len(first.made) == len(second.made) and all(map(same_way, first.made, second.made))
+            return ways and first.optional == second.optional and same_code(first.expr, second.expr)
         case ModuleList(), ModuleList():
             return same_code(first.expr, second.expr)
         case Config(), Config():
@@ -398,9 +402,23 @@ def same(first: Value, second: Value) -> bool:
     return type(first) is type(second) and isinstance(first, AttentionInterface | Mask | Self | Super)
 
 
+def same_way(first: Made, second: Made) -> bool:
+    """Whether two constructor calls are certainly equal."""
+    if first is second:
+        return True
+    if first.cls is not second.cls or first.arguments.keys() != second.arguments.keys():
+        return False
+    return all(same(first.arguments[key], second.arguments[key]) for key in first.arguments)
+
+
+def joined_ways(first: tuple[Made, ...], second: tuple[Made, ...]) -> tuple[Made, ...]:
+    """Return the ways in which the modules of either list are made, each once."""
+    return (*first, *(way for way in second if not any(same_way(way, other) for other in first)))
+
+
 def may_be_none(value: Value) -> bool:
     """Whether a value is None, or may be when the program runs."""
-    return same(value, NONE) or (isinstance(value, Code) and value.optional)
+    return same(value, NONE) or (isinstance(value, Code | Instance) and value.optional)
 
 
 def is_static(value: Value) -> bool:
