@@ -19,6 +19,7 @@ from onboard.codegen.translate.values import (
     NONE,
     POSITIONS,
     ROWS,
+    TRIANGLE,
     Choice,
     Code,
     Global,
@@ -197,7 +198,8 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             sliced = ast.Subscript(owner.expr, residual(index), ast.Load())
             return Code(sliced, transposed=True)
     expr = ast.Subscript(residual(owner), _index_code(node.slice, index, frame), ast.Load())
-    return Code(expr, is_static(owner) and is_static(index))
+    triangle = isinstance(owner, Code) and owner.form == TRIANGLE and _cuts_corner(node.slice)
+    return Code(expr, is_static(owner) and is_static(index), form=TRIANGLE if triangle else None)
 
 
 def _rows(owner: Value, rest: list[Value]) -> Code:
@@ -209,6 +211,12 @@ def _rows(owner: Value, rest: list[Value]) -> Code:
         return Code(residual(owner), form=ROWS)
     index = [ast.Slice(), *[ast.Constant(None)] * new]
     return Code(ast.Subscript(residual(owner), ast.Tuple(index, ast.Load()), ast.Load()))
+
+
+def _cuts_corner(index: ast.expr) -> bool:
+    """Whether an index is [:a, :b, ...]."""
+    parts = index.elts if isinstance(index, ast.Tuple) else [index]
+    return all(isinstance(part, ast.Slice) and part.lower is None and part.step is None for part in parts)
 
 
 def _keeps_everything(parts: tuple[Value, ...]) -> bool:

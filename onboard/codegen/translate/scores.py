@@ -19,6 +19,7 @@ from onboard.codegen.translate import biases, folded
 from onboard.codegen.translate.canonical import op
 from onboard.codegen.translate.values import (
     NONE,
+    TRIANGLE,
     UPCAST,
     ZEROS,
     Code,
@@ -58,7 +59,7 @@ class Scores(Code):
     bias: ast.expr | None = None
     slopes: ast.expr | None = None
     """Of a bias that is linear in the key's position."""
-    gate: ast.expr | None = None
+    gate: Code | None = None
     """Zeros and ones that the scores were multiplied with, to be made a mask of."""
     causal: bool = False
     """The mask is in."""
@@ -72,8 +73,8 @@ class Scores(Code):
 
     def parts(self) -> list[ast.expr]:
         """Return the code of query, key, scale, bias and slopes, those that there are."""
-        tensors = [residual(item) for item in (self.query, self.key) if item is not None]
-        return tensors + [item for item in (self.scale, self.bias, self.slopes, self.gate) if item is not None]
+        tensors = [residual(item) for item in (self.query, self.key, self.gate) if item is not None]
+        return tensors + [item for item in (self.scale, self.bias, self.slopes) if item is not None]
 
     def renamed(self, rename: Callable[[ast.expr], ast.expr]) -> Scores:
         """Return the scores with other names in their code."""
@@ -85,7 +86,8 @@ class Scores(Code):
             return None if value is None else rename(value)
 
         query, key = tensor(self.query), tensor(self.key)
-        scale, bias, slopes, gate = (code(item) for item in (self.scale, self.bias, self.slopes, self.gate))
+        scale, bias, slopes = (code(item) for item in (self.scale, self.bias, self.slopes))
+        gate = tensor(self.gate)
         return replace(self, query=query, key=key, scale=scale, bias=bias, slopes=slopes, gate=gate)
 
 
@@ -161,7 +163,7 @@ def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) 
     if left.gate is not None:
         return _closed(left, operator, right)
     if isinstance(operator, ast.Mult) and type(right) is Code and not right.static and left.bias is None:
-        return replace(left, expr=expr, gate=residual(right))
+        return replace(left, expr=expr, gate=right)
     if isinstance(operator, ast.Add) and isinstance(right, Code) and not right.static:
         plain = left.expr if left.masked else expr
         bias = residual(right) if left.bias is None else ast.BinOp(left.bias, ast.Add(), residual(right))
@@ -185,8 +187,8 @@ def _closed(scores: Scores, operator: ast.operator, right: Value) -> Value | Non
         case ast.BinOp(
             left=least, op=ast.Mult(), right=ast.BinOp(left=ast.Constant(value=1), op=ast.Sub(), right=gate)
         ):
-            if same_code(gate, scores.gate) and _is_minimum(least):
-                mask = call(attribute(gate, "bool"))
+            if same_code(gate, scores.gate.expr) and _is_minimum(least):
+                mask = None if scores.gate.form == TRIANGLE else call(attribute(gate, "bool"))
                 return replace(scores, bias=mask, gate=None, causal=True, masked=True)
     return None
 
@@ -250,6 +252,8 @@ def selected(condition: Value, scores: Value) -> Value | None:
         return None
     if scores.bias is not None:
         return None
+    if condition.form == TRIANGLE:
+        return replace(scores, causal=True, masked=True)
     return replace(scores, bias=residual(condition))
 
 
