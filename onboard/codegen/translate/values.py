@@ -15,6 +15,9 @@ COMPLEX = "complex"
 POSITIONS = "positions"
 """Form of `position_ids` where they stand for positions of one row that transformers counts."""
 
+TRIANGLE = "triangle"
+"""Form of a buffer of ones where a query (row) may see a key (column), zeros above the diagonal; or of its corner."""
+
 ROWS = "rows"
 """Form of a table's rows at `POSITIONS`: transformers has [sequence, dim], generated code [batch, sequence, dim]."""
 
@@ -66,7 +69,7 @@ class Code(Value):
     transposed: bool = False
     """The value is `expr.transpose(1, 2)`: heads and sequence are swapped later, or never."""
     form: str | None = None
-    """`COMPLEX`, `POSITIONS`, `ROWS`, `UPCAST`, `KEYS`, `ZEROS`, `CHANNELS` or None."""
+    """`COMPLEX`, `POSITIONS`, `ROWS`, `UPCAST`, `KEYS`, `ZEROS`, `TRIANGLE`, `CHANNELS` or None."""
     optional: bool = False
     """It may be None."""
     masked: bool = False
