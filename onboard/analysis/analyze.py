@@ -271,7 +271,6 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     if not isinstance(parameters, dict) or not hasattr(type(module), "compute_default_rope_parameters"):
         return probe.Finding("other")
     per_layer_type = "rope_type" not in parameters
-    some_types = {"some_types": True} if per_layer_type and set(config.layer_types) - parameters.keys() else {}
     ropes = {finding.parameters["op"] for call in recording.functions if (finding := probe.probe_rope(call))}
     complex_form = ropes == {"torch_rope_with_complex_freqs"}
     longrope = "longrope" in str(parameters) or hasattr(config, "original_max_position_embeddings")
@@ -279,9 +278,22 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     style = "complex" if complex_form else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
     return probe.Finding(
         "rotary",
-        {"style": style, "per_layer_type": per_layer_type, "longrope": longrope} | some_types,
+        {"style": style, "per_layer_type": per_layer_type, "longrope": longrope} | _of_layer_types(config),
         [f"probe: cos^2 + sin^2 = {scale:.6g}^2 everywhere", "config.json: rope_parameters"],
     )
+
+
+def _of_layer_types(config: Any) -> dict[str, bool]:
+    """Return what is unusual about the RoPE of single layer types."""
+    rope = config.rope_parameters
+    if "rope_type" in rope:
+        return {}
+    unusual = {
+        "some_types": bool(set(config.layer_types) - rope.keys()),
+        "partly": None in rope.values(),
+        "own_sizes": getattr(config, "is_heterogeneous", False),  # heads of a layer type may have a size of their own
+    }
+    return {name: True for name, is_so in unusual.items() if is_so}
 
 
 def _rope_blocks(model: nn.Module, recordings: list[Recording]) -> list[Block]:

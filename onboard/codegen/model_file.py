@@ -150,6 +150,9 @@ def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
     return text
 
 
+_USUAL_ROTARY = {"some_types": False, "partly": False, "own_sizes": False}
+
+
 def _rotary(item: ClassText, recognised: Recognised, spec: ModelSpec, translator: Translator) -> str:
     found = find_method(item.cls, "forward")
     assert found is not None
@@ -160,7 +163,7 @@ def _rotary(item: ClassText, recognised: Recognised, spec: ModelSpec, translator
         default=rope_default(translator, item.cls, spec.config_class),
         x=found[1].args.args[1].arg,
         reads=translator.states[item.cls].read_outside,
-        **recognised.parameters,
+        **(_USUAL_ROTARY | recognised.parameters),
     ).strip()
 
 

@@ -30,7 +30,7 @@ from onboard.codegen.translate.facts import (
     same_fact,
 )
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.results import finish_returns, same_call, with_logits_alone
+from onboard.codegen.translate.results import finish_returns, given_back, in_terms_of, same_call, with_logits_alone
 from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
     CHANNELS,
@@ -271,7 +271,8 @@ class Translator:
         routine = self._method(state, attr, args)
         if not routine.body:
             del state.methods[attr]  # nothing is left to call
-            return routine.shape
+            if routine.given is None:
+                return routine.shape
         static = "staticmethod" in {ast.unparse(item) for item in found[1].decorator_list}
         bound, rest = bind(routine.node, args, method=not static)
         return self._result(attribute(name("self"), attr), routine, rest | bound, False)
@@ -411,6 +412,9 @@ class Translator:
         if frame.cls is not None and frame.cls.cls is type(self.model) and node.name == "forward":
             frame.returns = [(statement, with_logits_alone(value)) for statement, value in frame.returns]
         routine = Routine(node, frame.source, facts=facts)
+        if frame.kind == "forward" and node.name != "forward" and (given := given_back(frame)) is not None:
+            routine.given = given
+            return routine
         routine.shape, routine.holes = finish_returns(frame)
         routine.body = cleanup.clean(frame.out)
         used = cleanup.free_names(routine.body)
@@ -422,6 +426,8 @@ class Translator:
 
     def _result(self, function: ast.expr, routine: Routine, bound: dict[str, Value], keeps_order: bool) -> Value:
         """Return the value of a call of translated code."""
+        if routine.given is not None:
+            return in_terms_of(routine.given, bound)
         arguments = []
         for key in routine.omitting(bound):
             value = bound[key] if key in bound else self._absent(routine, key)

@@ -14,6 +14,7 @@ from onboard.codegen.translate.comprehensions import comprehension, dict_compreh
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     COMPLEX,
+    MAYBE,
     NONE,
     POSITIONS,
     Choice,
@@ -182,6 +183,8 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             return Half(owner, part)
         case Code(form=str() as form), _ if form == f"dict of {COMPLEX}":
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=COMPLEX)
+        case Code(form=str() as form), _ if form == f"dict of {MAYBE}":
+            return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), optional=True)
         case Code(), Items(items=parts) if _keeps_everything(parts):
             return owner
         case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if first is Ellipsis:

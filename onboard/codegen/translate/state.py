@@ -44,7 +44,8 @@ class Routine:
     holes: int = 0
     facts: dict[str, Value] = field(default_factory=dict)
     """What the translation takes for granted of its parameters."""
-
+    given: Value | None = None
+    """What a caller gets, in terms of the parameters, where that is nothing but some of these."""
     optional: set[str] = field(default_factory=set)
     """Parameters that may be None."""
     omitted: set[str] = field(default_factory=set)

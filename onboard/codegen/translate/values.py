@@ -18,6 +18,9 @@ POSITIONS = "positions"
 UPCAST = "upcast"
 """Form of a tensor that was cast to float32, as modeling code does with queries and keys before it multiplies them."""
 
+MAYBE = "what may be None"
+"""What a dict of that form has."""
+
 SHARED = "shared"
 """Form of a dict, empty at first, in which layers leave keys and values for later layers."""
 
