@@ -17,6 +17,7 @@ from onboard import __version__
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny import ORIGINAL_POSITIONS, load_config, tiny_config
 from onboard.codegen.format import format_python
+from onboard.codegen.model_file import first_position_expression
 from onboard.codegen.render import TEST_TEMPLATE, render
 from onboard.errors import OnboardError
 
@@ -58,9 +59,10 @@ _NOT_ARCHITECTURE = {
 }
 
 
-def generate_test_file(spec: ModelSpec, root: Path | None = None) -> str:
+def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | None = None) -> str:
     """Return the text of the equivalence tests of `spec`'s model file, formatted; a template under `root` comes first.
 
+    `code` is the folder, relative to the root, with a copy of the repository's code, for a model that brings code.
     The tests need neither the checkpoint nor the spec: the small config and the module paths are written into them.
     Raises `OnboardError` for a spec whose names are not identifiers or whose layers the small model does not have.
     """
@@ -76,9 +78,11 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None) -> str:
         model=re.sub(r"[^\w./-]", "_", _shown_name(spec.model)),
         spec=spec,
         model_file=f"modeling_{spec.family}.py",
+        code=code,
         config=_arguments(config),
         config_module="transformers" if hasattr(transformers, spec.config_class) else type(config).__module__,
         counted="positions" in spec.traits,
+        first_position=first_position_expression(spec, "CONFIG"),
         layers=layers,
         blocks=blocks,
         gpu_limits={kind: limit for kind, limit in _GPU_LIMITS.items() if kind in {*blocks.values(), "layer", "model"}},

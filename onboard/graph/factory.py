@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -12,14 +14,41 @@ import torch
 from torch import nn
 from torch.export import Dim
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from onboard.config import Mode, deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
-from onboard.modeling import CausalLMOutput, load_model_file, registered_model
+from onboard.modeling import (
+    CausalLMOutput,
+    first_position,
+    load_model_file,
+    registered_config,
+    registered_model,
+)
 
 # Sizes that are neither 1 (which export would specialise on) nor equal (which it would take for one dimension).
 _EXAMPLE_BATCH, _EXAMPLE_SEQUENCE = 3, 11
+
+
+def read_config(checkpoint: Path, root: Path | None) -> Any:
+    """Return the config of a checkpoint; of a model that brings its own code, as its generated file reads it.
+
+    Raises:
+        OnboardError: transformers does not know the model type, and no generated file does.
+    """
+    path = checkpoint / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    model_type = values.get("model_type", "") if isinstance(values, dict) else ""
+    if not re.fullmatch(r"\w[\w-]*", str(model_type)) or model_type in CONFIG_MAPPING_NAMES:
+        return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
+    model_file = content_path("models", f"modeling_{model_type}.py", root=root)
+    if model_file.is_file():
+        load_model_file(model_file)
+    config_class = registered_config(model_type)
+    if config_class is None:
+        raise OnboardError(f"there is no model file for the model type {model_type}", hint="Onboard the model first")
+    return config_class.from_pretrained(checkpoint)
 
 
 class ModelFactory:
@@ -28,8 +57,6 @@ class ModelFactory:
     That one has the generated models' signature in mode "hf" and its own in mode "transformers". `model_kwargs`
     overrides fields of the Hugging Face config; `attn_implementation` is one of them for transformers' modules.
     """
-
-    trust_remote_code = False
 
     def __init__(
         self,
@@ -54,8 +81,14 @@ class ModelFactory:
     @cached_property
     def config(self) -> Any:
         """The Hugging Face config with `model_kwargs` applied; an unknown key is a `UsageError`."""
-        config = AutoConfig.from_pretrained(self.checkpoint, trust_remote_code=self.trust_remote_code)
+        config = read_config(self.checkpoint, self.root)
         return _override(config, self.model_kwargs) if self.model_kwargs else config
+
+    @cached_property
+    def first_position(self) -> int:
+        """The position of a text's first token, as the generated file registers it."""
+        load_model_file(self._model_file())
+        return first_position(self.config)
 
     def build_model(self, device: str = "meta") -> nn.Module:
         """Build the model in evaluation mode: parameters on `device` in `dtype`, buffers with their real values.
@@ -77,9 +110,7 @@ class ModelFactory:
         return {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in self.example_inputs()}
 
     def _generated_model(self) -> nn.Module:
-        path = content_path("models", f"modeling_{self.config.model_type}.py", root=self.root)
-        if not path.is_file():
-            raise OnboardError(f"there is no model file {path.name}", hint="Onboard the model first")
+        path = self._model_file()
         load_model_file(path)
         try:
             return registered_model(type(self.config).__name__)(self.config)
@@ -88,6 +119,12 @@ class ModelFactory:
                 f"{path.name} does not serve this model: {error}",
                 hint="Onboard the model, which makes a file that does",
             ) from error
+
+    def _model_file(self) -> Path:
+        path = content_path("models", f"modeling_{self.config.model_type}.py", root=self.root)
+        if not path.is_file():
+            raise OnboardError(f"there is no model file {path.name}", hint="Onboard the model first")
+        return path
 
     def _hf_model(self) -> nn.Module:
         attention = self.model_kwargs.get("attn_implementation", "eager")

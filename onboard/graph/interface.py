@@ -18,6 +18,7 @@ def make_interface(context: TransformContext) -> CachedSequenceInterface:
             max_num_tokens=runtime.max_num_tokens,
             page_size=runtime.kv_cache_config.tokens_per_block,
             device=context.device,
+            first_position=context.first_position,
         )
     )
 

@@ -110,7 +110,12 @@ class Engine:
         start = time.perf_counter()
         step = self.scheduler.schedule()
         self.cache.info.set_batch(
-            step.token_ids(), step.starts(), step.lengths(), step.pages(), rope_length=step.rope_length
+            step.token_ids(),
+            step.starts(),
+            step.lengths(),
+            step.pages(),
+            slots=step.slots(),
+            rope_length=step.rope_length,
         )
         logits = self._forward(step)
         complete = [(row, chunk) for row, chunk in enumerate(step.chunks) if chunk.completes]
@@ -153,11 +158,18 @@ class Engine:
 
     def _prefill_logits(self, tokens: np.ndarray[Any, Any], pages: np.ndarray[Any, Any]) -> list[torch.Tensor]:
         chunk, parts = min(_LOGITS_CHUNK, self.cache.info.max_num_tokens), []
+        slot = np.array([self.cache.info.num_slots - 1])  # the scheduler's sequences have those before
         table = self.rope.table(len(tokens)) if self.rope else 0
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
             self.cache.info.set_batch(
-                part, np.array([start]), np.array([len(part)]), pages, np.arange(len(part)), rope_length=table
+                part,
+                np.array([start]),
+                np.array([len(part)]),
+                pages,
+                np.arange(len(part)),
+                slots=slot,
+                rope_length=table,
             )
             parts.append(self.cache.logits(self.gm).float().cpu())
         return parts

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from onboard.config import Mode, StrictModel
 from onboard.workflow.files import write_atomically
-from onboard.workflow.sweep.record import STATUSES, Entry, Status, all_levels
+from onboard.workflow.sweep.record import PREFILL, STATUSES, Entry, Status, all_levels
 
 PATH = Path("registry", "coverage.json")
 _ELLIPSIS = "…"
@@ -47,6 +47,14 @@ class Coverage(StrictModel):
         levels = all_levels(self.mode)
         depth = [levels.index(entry.level) if entry.level else -1 for entry in self.entries]
         return {level: sum(at >= index for at in depth) for index, level in enumerate(levels)}
+
+    def summary(self) -> str:
+        """Return the two counts that matter most, as one line."""
+        passed = self.counts()["pass"]
+        if self.mode != "graph":
+            return f"transformers' logits and greedy tokens in mode {self.mode}: {passed} of {self.asked}"
+        prefill, decode = self.reached()[PREFILL], passed
+        return f"every level of prefill equivalence: {prefill} of {self.asked}; cached decode too: {decode}"
 
     def text(self) -> str:
         """Return the file's text."""
