@@ -86,7 +86,9 @@ class ModelFactory:
 
     @cached_property
     def first_position(self) -> int:
-        """The position of a text's first token, as the generated file registers it."""
+        """The position of a text's first token, as the generated file registers it; 0 for transformers' modules."""
+        if self.mode != "graph":
+            return 0
         load_model_file(self._model_file())
         return first_position(self.config)
 
