@@ -133,7 +133,11 @@ class ModelFactory:
 
     def _hf_model(self) -> nn.Module:
         attention = self.model_kwargs.get("attn_implementation", "eager")
-        model = AutoModelForCausalLM.from_config(self.config, dtype=self.dtype, attn_implementation=attention)
+        try:
+            model = AutoModelForCausalLM.from_config(self.config, dtype=self.dtype, attn_implementation=attention)
+        except (ValueError, ImportError) as error:  # no class for this config, or a library that it needs
+            reason = " ".join(str(error).split())[:200]
+            raise OnboardError(f"transformers cannot build {self.config.model_type}: {reason}") from error
         if self.mode == "hf":
             # A subclass, not a wrapper module: parameter names stay the checkpoint's.
             model.__class__ = type(f"Export{type(model).__name__}", (_HFForward, type(model)), {})
