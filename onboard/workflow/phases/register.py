@@ -67,7 +67,7 @@ def composition_of(spec: ModelSpec) -> list[str]:
 def standalone_text(model: str, dtype: str, spec: ModelSpec, root: Path) -> str:
     """Return the model's self-contained config: the composition and what is the model's own, validated."""
     base = registry.compose_config(composition_of(spec), root).model_dump(mode="json", exclude_unset=True)
-    positions = max_positions(spec.config)
+    positions = max_positions(spec.config | (spec.repository.native if spec.repository else {}))
     own = {
         "dtype": dtype,
         "max_seq_len": min(base["max_seq_len"], positions) if positions else base["max_seq_len"],
