@@ -10,9 +10,11 @@ from typing import Any
 from torch import nn
 
 import onboard
+from onboard.analysis.repository import PACKAGE
 from onboard.analysis.source import find_method, module_source
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny import build_tiny, load_config, one_line
+from onboard.codegen.config_class import plain_config_class
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
 from onboard.codegen.render import render
@@ -55,8 +57,10 @@ def generate_model_file(spec: ModelSpec) -> str:
     except Exception as error:
         reason = error if isinstance(error, Untranslatable) else one_line(error)
         raise OnboardError(f"cannot translate {spec.architecture}: {reason}", hint=_MODELING_ERRORS) from error
+    plain = plain_config_class(type(model.config)) if spec.repository else None
     text = render(
         "model/model.py.j2",
+        plain_config=plain,
         architecture=spec.architecture,
         summary="prefill forward for export, in canonical ops",
         tool_version=onboard.__version__,
@@ -82,9 +86,12 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     kinds = (*NORMS, "gated_rmsnorm", "rotary", experts.KIND)
     recognised = {b.class_name: Recognised(b.kind, b.parameters) for b in spec.blocks if b.kind in kinds}
     ropes = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "rope"}
+    dims = {b.class_name: int(b.parameters["unsqueeze_dim"]) for b in spec.blocks if "unsqueeze_dim" in b.parameters}
     scans = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "scan"}
     latents = {b.class_name: b.parameters for b in spec.blocks if b.kind == "attention" and b.parameters.get("expand")}
-    return Translator(model, recognised, ropes, scans, latents), model
+    bias = spec.traits.get("position_bias")
+    alibi = bias is not None and bias.value == "alibi"
+    return Translator(model, recognised, ropes, scans, latents, dims, alibi=alibi), model
 
 
 def _check_identifiers(spec: ModelSpec) -> None:
@@ -148,6 +155,9 @@ def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
     return text
 
 
+_USUAL_ROTARY = {"some_types": False, "partly": False, "own_sizes": False}
+
+
 def _rotary(item: ClassText, recognised: Recognised, spec: ModelSpec, translator: Translator) -> str:
     found = find_method(item.cls, "forward")
     assert found is not None
@@ -158,7 +168,7 @@ def _rotary(item: ClassText, recognised: Recognised, spec: ModelSpec, translator
         default=rope_default(translator, item.cls, spec.config_class),
         x=found[1].args.args[1].arg,
         reads=translator.states[item.cls].read_outside,
-        **recognised.parameters,
+        **(_USUAL_ROTARY | recognised.parameters),
     ).strip()
 
 
@@ -172,9 +182,14 @@ def _names_in(functions: list[MethodText]) -> set[str]:
 
 def _imports(names: set[str], translator: Translator, spec: ModelSpec, blocks: list[str]) -> list[str]:
     own = {state.cls.__name__ for state in translator.states.values()} | translator.functions.keys()
+    own |= translator.own_norms
     lines = {"import torch", "from torch import nn", "import onboard.ops  # noqa: F401  (registers the canonical ops)"}
-    lines.add("from onboard.modeling import CausalLMOutput, register_causal_lm")
-    lines.add(f"from transformers import {spec.config_class}")
+    slopes = "AlibiSlopes, " if any("AlibiSlopes" in block for block in blocks) else ""
+    lines.add(f"from onboard.modeling import {slopes}CausalLMOutput, register_causal_lm")
+    if spec.repository:
+        lines |= {"from onboard.modeling import register_config", "from onboard.plain_config import PlainConfig"}
+    else:
+        lines.add(f"from transformers import {spec.config_class}")
     if any("ROPE_INIT_FUNCTIONS" in block for block in blocks):
         lines.add("from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS")
     for name in sorted(names & translator.globals.keys() - own - _FIXED_IMPORTS.keys()):
@@ -192,11 +207,15 @@ def _import_line(name: str, obj: Any, source: Any) -> str:
                     package = source.module.__name__.split(".")[: -node.level] if node.level else []
                     module = ".".join([*package, *([node.module] if node.module else [])])
                     import_module(module)
+                    if module.split(".")[0] == PACKAGE:
+                        raise Untranslatable(f"{name}, which {module} has")
                     return f"from {module} import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
                     return f"import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
+    if not source.module.__name__.startswith("transformers.models.") and getattr(source.module, name, None) is obj:
+        return f"from {source.module.__name__} import {name}"  # of transformers' shared code
     raise Untranslatable(f"the global {name} ({type(obj).__name__})")
 
 

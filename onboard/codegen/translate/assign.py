@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from onboard.codegen.translate import objects
+from transformers import PreTrainedModel
+
+from onboard.codegen.translate import causal, objects
 from onboard.codegen.translate.evaluate import bind_result, code, evaluate, settle
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     COMPLEX,
+    MAYBE,
+    NONE,
     Code,
     Config,
     Half,
@@ -27,6 +31,7 @@ from onboard.codegen.translate.values import (
     is_static,
     name,
     residual,
+    same,
 )
 
 
@@ -41,6 +46,9 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             store_attribute(attr, settle(value, frame), frame, origin)
         case ast.Attribute(value=owner, attr=attr) if _states_a_fact(owner, attr, value, frame):
             return
+        case ast.Attribute(value=owner, attr=attr) if _takes_away(owner, value, frame):
+            path = code(owner, frame)
+            frame.emit(ast.Assign([ast.Attribute(path, attr, ast.Store())], ast.Constant(None)), origin)
         case ast.Attribute(value=ast.Name(id=variable), attr=attr) if _is_copied_config(variable, frame):
             _change_config(variable, attr, settle(value, frame), frame, origin)
         case ast.Subscript():
@@ -53,6 +61,12 @@ def _states_a_fact(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bo
     """Whether `config.attr = value` says what every generated model takes for granted."""
     fact = objects.CONFIG_FACTS.get(attr)
     return isinstance(evaluate(owner, frame), Config) and isinstance(value, Known) and value.value is fact
+
+
+def _takes_away(owner: ast.expr, value: Value, frame: Frame) -> bool:
+    """Whether `__init__` takes a part (a norm's bias) away from a module that it made."""
+    nothing = isinstance(value, Known) and value.value is None
+    return nothing and frame.kind == "init" and isinstance(evaluate(owner, frame), Instance)
 
 
 def _is_copied_config(variable: str, frame: Frame) -> bool:
@@ -73,7 +87,7 @@ def _change_config(variable: str, attr: str, value: Value, frame: Frame, origin:
 
 def _store_name(variable: str, value: Value, frame: Frame, origin: ast.AST) -> None:
     if not isinstance(value, Result):
-        frame.bind(variable, value, origin)
+        frame.bind(variable, causal.stands_at_run_time(value) or value, origin)
         return
     if value.is_plain_tuple:
         frame.bind(variable, Code(value.expr), origin)
@@ -162,7 +176,9 @@ def _unpack_code(targets: list[ast.expr], value: Code, frame: Frame, origin: ast
 
 
 def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | None) -> None:
-    """Assign `self.attr`; only `__init__` may."""
+    """Assign `self.attr`; only `__init__` may. What transformers notes of its own models is dropped."""
+    if attr.startswith("_") and hasattr(PreTrainedModel, attr):
+        return
     if frame.kind != "init":
         if isinstance(value, Code) and ast.unparse(value.expr).split(".to(")[0] == f"self.{attr}":
             return  # moved to where the tensors are
@@ -177,8 +193,8 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
 def _at(value: Value, path: ast.expr) -> Value:
     """Return a value as it is read back from the attribute `path`."""
     match value:
-        case Code(static=static):
-            return Code(path, static)
+        case Code(static=static, optional=optional):
+            return Code(path, static, optional=optional)
         case Instance():
             return replace(value, expr=path)
         case ModuleList(made=made):
@@ -206,13 +222,15 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
         owner = frame.env.values[target.value.id]
     index = code(target.slice, frame) if not isinstance(target.slice, ast.Slice) else target.slice
     frame.emit(ast.Assign([ast.Subscript(residual(owner), index, ast.Store())], residual(value)), origin)
-    if (
-        isinstance(owner, Code)
-        and isinstance(value, Code)
-        and value.form is not None
-        and isinstance(target.value, ast.Name)
-    ):
-        frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {value.form}")
+    if isinstance(owner, Code) and isinstance(target.value, ast.Name) and (form := _form(value)) is not None:
+        frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {form}")
+
+
+def _form(value: Value) -> str | None:
+    """Return what is known of an item that a dict gets at run time; items without one tell nothing of the others."""
+    if same(value, NONE):
+        return MAYBE
+    return value.form if isinstance(value, Code) else None
 
 
 class Grows(Untranslatable):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
@@ -12,7 +13,9 @@ from onboard.codegen.translate.values import (
     Half,
     Hole,
     Items,
+    KeyBias,
     Known,
+    Mapping,
     Mask,
     Output,
     Result,
@@ -43,6 +46,48 @@ def with_logits_alone(value: Value) -> Value:
     )
 
 
+def given_back(frame: Frame) -> Value | None:
+    """Return what a function returns whichever way it goes, where that is nothing but what it was given.
+
+    It may have decided which part of its arguments to take, and have taken all of them each time.
+    """
+    values = [value for _, value in frame.returns]
+    nodes = [node for statement in frame.out for node in ast.walk(statement)]
+    if any(isinstance(node, ast.Expr | ast.AugAssign | ast.For) or _is_store_inside(node) for node in nodes):
+        return None
+    assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    if len(values) < 2 or not all(same(values[0], value) for value in values):
+        return None
+    return values[0] if isinstance(values[0], Code | Items) and _is_given(values[0], assigned) else None
+
+
+def _is_store_inside(node: ast.AST) -> bool:
+    return isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store)
+
+
+def _is_given(value: Value, assigned: set[str]) -> bool:
+    match value:
+        case Items(items=items):
+            return all(_is_given(item, assigned) for item in items)
+        case Mapping(items=items):
+            return all(_is_given(item, assigned) for item in items.values())
+        case Code(expr=ast.Name(id=variable), transposed=False):
+            return variable not in assigned
+    return isinstance(value, Mask | Known | Config)
+
+
+def in_terms_of(value: Value, arguments: dict[str, Value]) -> Value:
+    """Return what a call gets that is given its arguments back."""
+    match value:
+        case Items(items=items):
+            return Items(tuple(in_terms_of(item, arguments) for item in items))
+        case Mapping(items=items):
+            return Mapping({key: in_terms_of(item, arguments) for key, item in items.items()})
+        case Code(expr=ast.Name(id=parameter)):
+            return arguments[parameter]
+    return value
+
+
 def _shape(values: list[Value], index: int) -> tuple[Value, int]:
     """Return the common shape of several results: what all know stays known, the rest are holes."""
     first = values[0]
@@ -63,11 +108,15 @@ def _shape(values: list[Value], index: int) -> tuple[Value, int]:
                 parts.append(part)
             return Output(dict(zip(fields, parts, strict=True))), index
     form = first.form if isinstance(first, Code) else None
-    return Hole(index, form), index + 1
+    like = first if isinstance(first, KeyBias) and all(isinstance(value, KeyBias) for value in values) else None
+    optional = any(same(value, NONE) or (isinstance(value, Code) and value.optional) for value in values)
+    return Hole(index, form, optional, like), index + 1
 
 
 def _run_time_parts(shape: Value, value: Value) -> list[Value]:
     match shape, value:
+        case Hole(like=KeyBias()), KeyBias(expr=slopes):
+            return [Code(slopes)]
         case Hole(), _:
             return [value]
         case Items(items=shapes), Items(items=items):
@@ -85,3 +134,21 @@ def same_call(first: Value, second: Value) -> bool:
         case Items(items=a), Items(items=b):
             return len(a) == len(b) and all(map(same_call, a, b))
     return same(first, second)
+
+
+def same_code_of(results: Sequence[Value]) -> Code | None:
+    """Return calls that are the same code and give a tensor here, a tuple there, as one; None for others.
+
+    What is given is as in the original where all of it exists at run time; so the code behind tells the cases apart.
+    """
+    codes = [item.expr for item in results if isinstance(item, Code | Result) and _is_plain(item)]
+    same = len(codes) == len(results) and all(same_code(codes[0], item) for item in codes)
+    return Code(codes[0]) if same else None
+
+
+def _is_plain(result: Code | Result) -> bool:
+    """Whether a call gives one tensor, or a tuple of nothing but run-time parts."""
+    if isinstance(result, Code):
+        return not result.transposed and result.form is None
+    items = result.shape.items if isinstance(result.shape, Items) else ()
+    return not result.transposed and bool(items) and all(isinstance(item, Hole) and not item.form for item in items)

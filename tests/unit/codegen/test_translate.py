@@ -2,63 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from onboard.codegen.translate.calls import Args
-from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.printer import print_block
-from onboard.codegen.translate.prune import prune
 from onboard.codegen.translate.state import ClassState
-from onboard.codegen.translate.values import Code, Config, Known, Mask, Untranslatable, Value, name
-
-HEAD = """
-import math
-import torch
-from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
-
-
-"""
-_COUNT = itertools.count()
+from onboard.codegen.translate.values import Code, Known, Mask, Untranslatable, name
 
 Translate = Callable[..., tuple[ClassState, str, str]]
-
-
-@pytest.fixture
-def translate(tmp_path: Path) -> Translate:
-    """Return a function that translates class `Toy` of a text: its state, what is left of __init__ and of forward."""
-
-    def run(text: str, config: dict[str, Any] | None = None, **given: Value) -> tuple[ClassState, str, str]:
-        module_name = f"toy_module_{next(_COUNT)}"
-        path = tmp_path / f"{module_name}.py"
-        path.write_text(HEAD + text, encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(module_name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module
-        spec.loader.exec_module(module)
-        values = SimpleNamespace(attribute_map={}, **(config or {}))
-        model = module.Toy(values)
-        model.config = values
-        translator = Translator(model, {}, {})
-        (state,) = translator.reached(translator.construct(module.Toy, Args([Config(name("config"))], {}, [])))
-        arguments = {"x": Code(name("x")), **given}
-        routine = translator._method(state, "forward", Args([], arguments, []))
-        prune(translator)
-        assert state.init is not None
-        return state, print_block(state.init.body), print_block(routine.body)
-
-    return run
 
 
 def test_what_is_known_is_decided_and_what_is_dead_goes(translate: Translate) -> None:
@@ -242,6 +197,55 @@ def test_layers_leave_keys_and_values_for_later_layers_in_a_dict(translate: Tran
     assert "shared[self.kind] = (keys, x)" in body
     assert "keys, x = shared[self.kind]" in body
     assert "cache" not in body
+
+
+def test_a_method_that_gives_back_its_arguments_whichever_way_it_goes_leaves_no_call(translate: Translate) -> None:
+    _, _, forward = translate(
+        """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+
+    def cut(self, x, tables, options, keep):
+        cut = True
+        if x.shape[1] == 1:
+            cut = False
+        if not cut:
+            return x, tables, options
+        kept = slice(-keep, None)
+        x = x[:, kept, :]
+        tables = {key: (cos[:, kept, :], sin[:, kept, :]) for key, (cos, sin) in tables.items()}
+        options = {key: value if value is not None else None for key, value in options.items()}
+        return x, tables, options
+
+    def forward(self, x, tables):
+        x, tables, options = self.cut(x, tables, {"a": None, "b": True}, 0)
+        return x + 1 if options["b"] else x, tables
+""",
+        tables=Code(name("tables")),
+    )
+    assert forward == "return x + 1, tables"
+
+
+@pytest.mark.parametrize("change", ["x = x * 2", "x += 1", "x[0] = 0", "x.mul_(2)"])
+def test_a_method_that_changes_an_argument_is_called(translate: Translate, change: str) -> None:
+    _, _, forward = translate(
+        f"""
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+
+    def change(self, x):
+        if x.shape[1] == 1:
+            {change}
+            return x
+        return x
+
+    def forward(self, x):
+        return self.change(x)
+"""
+    )
+    assert forward == "return self.change(x)"
 
 
 def test_known_values_that_differ_between_branches_become_variables(translate: Translate) -> None:
@@ -445,3 +449,37 @@ class Toy(nn.Module):
     assert "x = x.masked_fill(torch.ones_like(x, dtype=torch.bool).triu(1), float('-inf'))" in forward
     assert "torch.sym_min(self.keys, x.shape[-1])" in forward
     assert "mask[" not in forward
+
+
+def test_an_item_of_a_filled_dict_may_be_none(translate: Translate) -> None:
+    state, _, forward = translate(
+        """
+class Inner(nn.Module):
+    def forward(self, x, scale=None):
+        if scale is not None:
+            x = x * scale
+        return x
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList([Inner() for _ in range(2)])
+
+    def forward(self, x):
+        scales = {}
+        for kind in set(self.config.kinds):
+            if self.config.plain[kind]:
+                scales[kind] = None
+            else:
+                scales[kind] = x.exp()
+        for i, layer in enumerate(self.layers):
+            x = layer(x, scales[self.config.kinds[i]])
+        return x
+""",
+        {"kinds": ["a", "b"], "plain": {"a": True, "b": False}},
+    )
+    inner = next(item for item in state.translator.states.values() if item.cls.__name__ == "Inner")
+    assert print_block(inner.methods["forward"].body) == "if scale is not None:\n    x = x * scale\nreturn x"
+    assert "x = layer(x, scales[self.config.kinds[i]])" in forward
