@@ -86,7 +86,10 @@ class ModelFactory:
 
     @cached_property
     def first_position(self) -> int:
-        """The position of a text's first token, as the generated file registers it; 0 for transformers' modules."""
+        """The position of a text's first token, as the generated file registers it; transformers' own modules: 0.
+
+        Where that is wrong for one of these, the check that each has to pass before it serves says so.
+        """
         if self.mode != "graph":
             return 0
         load_model_file(self._model_file())
