@@ -26,7 +26,10 @@ def traits(config: PretrainedConfig, tiny: nn.Module, recording: Recording, bloc
 def _attention(config: Any, recording: Recording) -> dict[str, Trait]:
     if not recording.attention:
         return {}
-    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    try:
+        heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    except (AttributeError, RuntimeError):  # each layer has its own
+        heads, kv_heads = recording.attention[0].heads, recording.attention[0].kv_heads
     kv_heads = heads if kv_heads is None else kv_heads
     kind = "mha" if kv_heads == heads else "mqa" if kv_heads == 1 else "gqa"
     evidence = "probe: canonical attention leaves the logits as they are; config.json: num_key_value_heads"
