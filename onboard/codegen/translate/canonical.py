@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from onboard.codegen.translate.values import (
-    CHUNKED,
     NONE,
     Code,
     Half,
@@ -23,6 +23,7 @@ from onboard.codegen.translate.values import (
     constant,
     name,
     residual,
+    same,
     same_code,
     untransposed,
 )
@@ -51,11 +52,19 @@ def attention(args: Args) -> Value:
     qkv = [residual(untransposed(value) if by_sequence else value) for value in heads_first]
     settings = [given.get(key, NONE) for key in ("scaling", "s_aux", "sliding_window", "softcap")]
     layout = constant("bsnd" if by_sequence else "bnsd")
-    mask = given.get("attention_mask", NONE)
-    chunked = isinstance(mask, Code) and mask.form == CHUNKED
-    fixed = [residual(mask) if chunked else constant(None), constant(0.0), constant(True)]
+    fixed = [residual(_bias(given)), constant(0.0), constant(True)]
     called = ast.Call(op("torch_attention"), [*qkv, *fixed, *map(residual, settings), layout], [])
     return Items((Code(called, transposed=not by_sequence), NONE))
+
+
+def _bias(given: Mapping[str, Value]) -> Value:
+    """Return what is added to the scores besides the causal mask: a mask with more in it, a bias of positions."""
+    mask, bias = (given.get(key, NONE) for key in ("attention_mask", "position_bias"))
+    if isinstance(mask, Code) and not mask.static:
+        if same(bias, NONE):
+            return mask
+        raise Untranslatable("attention with a bias in its mask and another one")
+    return bias
 
 
 def rope(function: Any, op_name: str, args: Args, complex_dim: int | None = None) -> Value:

@@ -104,6 +104,10 @@ class Translator:
         self.alibi = alibi
         self.specialised = False
         """Branches on the config are decided, and guarded, as this config has them."""
+        self.pairs_positions = False
+        """Distances were found between positions that transformers counts, which tell nothing of the batch."""
+        self.writes_positions = False
+        """Counted positions stay `torch.arange`, as they are written."""
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.shared: dict[tuple[type, str], set[str]] = {}
         """Parameters that a method takes because other classes' methods, which are called in its place, need them."""
@@ -127,8 +131,16 @@ class Translator:
         try:
             return self._fixed_point()
         except Untranslatable:
-            self.specialised = True
             self.facts = {}
+            self.writes_positions = self.pairs_positions
+            self.specialised = not self.writes_positions
+        try:
+            return self._fixed_point()
+        except Untranslatable:
+            if self.specialised:
+                raise
+            self.facts = {}
+            self.specialised = True
         return self._fixed_point()
 
     def _fixed_point(self) -> ClassState:
