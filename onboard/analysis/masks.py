@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import modeling_attn_mask_utils
 
 from onboard.analysis.tiny import prompts
 
@@ -19,13 +20,14 @@ _FAR_BELOW = -1e3
 
 
 def mask_makers(model: nn.Module) -> list[str]:
-    """Return the names of functions and methods of a model's own file that return exactly causal masks.
+    """Return the names of functions that return exactly causal masks: the model's own, and transformers' old ones.
 
     A mask is [batch or 1, 1, sequence, sequence], zero at and before a query's position and far below zero after it. It
     is not narrowed by a window, and whoever makes it does so in each of the prompts.
     """
     returned: dict[str, list[bool]] = {}
-    with _returns_watched(inspect.getfile(type(model)), returned), torch.no_grad():
+    files = {inspect.getfile(type(model)), inspect.getfile(modeling_attn_mask_utils)}
+    with _returns_watched(files, returned), torch.no_grad():
         for inputs in prompts(model):
             model(**inputs, use_cache=False)
     return sorted(name for name, causal in returned.items() if all(causal))
@@ -43,11 +45,11 @@ def is_causal_mask(value: Any) -> bool:
 
 
 @contextmanager
-def _returns_watched(file: str, returned: dict[str, list[bool]]) -> Iterator[None]:
-    """Note of every function in a file what it returns."""
+def _returns_watched(files: set[str], returned: dict[str, list[bool]]) -> Iterator[None]:
+    """Note of every function in some files what it returns."""
 
     def watch(frame: FrameType, event: str, value: Any) -> None:
-        if event == "return" and frame.f_code.co_filename == file and frame.f_code.co_name != "forward":
+        if event == "return" and frame.f_code.co_filename in files and frame.f_code.co_name != "forward":
             returned.setdefault(frame.f_code.co_name, []).append(is_causal_mask(value))
 
     before = sys.getprofile()

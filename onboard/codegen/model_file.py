@@ -104,6 +104,8 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     bias = spec.traits.get("position_bias")
     alibi = bias is not None and bias.value == "alibi"
     translator = Translator(model, recognised, ropes, scans, latents, alibi=alibi)
+    tables = {b.class_name: b.parameters.get("table_dims") for b in spec.blocks if b.kind == "rope"}
+    translator.rope_tables |= {name: int(dims) for name, dims in tables.items() if dims is not None}
     translator.mask_makers |= {b.class_name for b in spec.blocks if b.kind == "mask"}
     return translator, model
 

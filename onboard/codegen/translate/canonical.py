@@ -55,10 +55,15 @@ def attention(args: Args) -> Value:
     return Items((Code(called, transposed=not by_sequence), NONE))
 
 
-def rope(function: Any, op_name: str, args: Args) -> Value:
-    """Return the canonical form of `apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)`."""
+def rope(function: Any, op_name: str, args: Args, table_dims: int | None = None) -> Value:
+    """Return the canonical form of `apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)`.
+
+    With `table_dims`, cos and sin are whole tables with so many dimensions, and positions follow them.
+    """
     bound = inspect.signature(function).bind(*args.positional, **args.keywords)
     q, k, cos, sin = list(bound.arguments.values())[:4]
+    if table_dims is not None:
+        cos, sin = (_taken(table, list(bound.arguments.values())[4], table_dims) for table in (cos, sin))
     dim = bound.arguments.get("unsqueeze_dim", Known(1))
     if not (isinstance(dim, Known) and dim.value in (1, 2)):
         raise Untranslatable("RoPE along an unknown dimension")
@@ -67,6 +72,14 @@ def rope(function: Any, op_name: str, args: Args) -> Value:
     position = constant(3 - dim.value if moved else dim.value)
     called = ast.Call(op(op_name), [q_code, k_code, *_tables(op_name, cos, sin), position], [])
     return Result(called, Items((Hole(0), Hole(1))), 2, moved)
+
+
+def _taken(table: Value, positions: Value, dims: int) -> Code:
+    """Return `table[positions]` of a table [positions, dim], or of one with two dimensions of size one before these."""
+    whole = residual(table)
+    if dims == 4:
+        whole = ast.Subscript(whole, ast.Tuple([constant(0), constant(0)], ast.Load()), ast.Load())
+    return Code(ast.Subscript(whole, residual(positions), ast.Load()))
 
 
 def _tables(op_name: str, cos: Value, sin: Value) -> list[ast.expr]:

@@ -92,6 +92,8 @@ class Translator:
         self.rope_ops = rope_ops
         self.scans = scans or {}
         self.latents = latents or {}
+        self.rope_tables: dict[str, int] = {}
+        """Helpers that apply RoPE and take its tables whole -> the tables' dimensions."""
         self.mask_makers: set[str] = set()
         """Functions and methods that make the causal mask."""
         self.alibi = alibi
