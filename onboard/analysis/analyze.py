@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 from onboard.analysis import mixers, probe, repository
 from onboard.analysis.biases import position_bias
 from onboard.analysis.experts import probe_experts
+from onboard.analysis.masks import mask_makers
 from onboard.analysis.own_cache import cache_notes
 from onboard.analysis.positions import first_position
 from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
@@ -102,6 +103,8 @@ def _spec(
 ) -> ModelSpec:
     source = module_source(type(tiny).__module__)
     blocks = [*_module_blocks(tiny, recordings[0]), *_rope_blocks(tiny, recordings), *_scan_blocks(tiny, recordings[0])]
+    if not recordings[0].attention:
+        blocks += _mask_blocks(tiny)
     whole = _without_memory(full)
     kinds = _layer_kinds(whole, tiny, recordings[0], {block.class_name for block in blocks if block.kind == "experts"})
     return ModelSpec(
@@ -347,6 +350,15 @@ def _scan_blocks(model: nn.Module, recording: Recording) -> list[Block]:
             evidence=finding.evidence,
         )
     return list(blocks.values())
+
+
+def _mask_blocks(model: nn.Module) -> list[Block]:
+    """Return a block for each function or method that makes the causal mask of attention that is written out."""
+    evidence = ["probe: returns a causal mask whenever it is called"]
+    source = location(type(model)).split(":")[0]
+    return [
+        Block(class_name=item, kind="mask", path="", source=source, evidence=evidence) for item in mask_makers(model)
+    ]
 
 
 def _layer_kinds(whole: nn.Module, tiny: nn.Module, recording: Recording, experts: set[str]) -> list[LayerKind]:
