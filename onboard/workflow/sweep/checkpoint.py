@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging
 
 from onboard.analysis.tiny import VOCABULARY, build_tiny, load_config, one_line
-from onboard.workflow.sweep.defaults import complete
+from onboard.workflow.sweep.defaults import complete, default_config
 from onboard.workflow.sweep.options import Option, options
 from onboard.workflow.sweep.targets import Target
 
@@ -68,7 +68,7 @@ def is_causal(model: nn.Module) -> bool:
 
 def _config(target: Target) -> PretrainedConfig:
     """The full-size config: the target's own, or its class's defaults with what they leave out."""
-    return complete(AutoConfig.for_model(target.name)) if target.config is None else load_config(target.config)
+    return complete(default_config(target.name)) if target.config is None else load_config(target.config)
 
 
 def _switched_on(config: PretrainedConfig) -> tuple[list[Option], dict[str, str]]:
