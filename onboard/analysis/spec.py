@@ -75,6 +75,8 @@ class ModelSpec(_Record):
     attention_softcap, tied_embeddings, position, ...: whatever applies, in this order."""
     blocks: list[Block]
     layer_kinds: list[LayerKind]
+    eager: list[str] = Field(default_factory=list)
+    """Module paths of a composite's towers: transformers' own modules, which the generated file leaves out."""
     tricky: list[str] = Field(default_factory=list)
     """What a human should look at."""
 

@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-)
+from transformers import AutoConfig, PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from onboard.analysis.composite import builds, small_composites
 from onboard.analysis.few_experts import DENSE_LAYERS, few_experts
 from onboard.analysis.tiny_mixers import shrink_mixers
 from onboard.errors import ConsentRequiredError, OnboardError
+from onboard.graph.architecture import causal_lm_class, decoder_config, is_composite, text_config
 
 VOCABULARY = 131
 WINDOW = 5
@@ -64,47 +62,33 @@ def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -
         OnboardError: unknown or non-causal architecture, or values that transformers refuses.
     """
     model_type = config.get("model_type")
-    if config.get("auto_map") and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if config.get("auto_map") and model_type not in CONFIG_MAPPING_NAMES:
         _refuse_remote_code(trust_remote_code)
     _check_names(model_type, config.get("architectures"))
     if model_type not in CONFIG_MAPPING_NAMES:
         raise OnboardError(f"transformers has no architecture {model_type!r}", hint="Upgrade transformers")
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise OnboardError(f"{model_type} is not a causal language model", hint="Choose a decoder model")
     try:
         made = AutoConfig.for_model(model_type, **{key: value for key, value in config.items() if key != "model_type"})
     except Exception as error:
         raise OnboardError(f"transformers refuses this {model_type} config: {one_line(error)}") from error
-    return _of_decoder(made)
-
-
-def _of_decoder(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the config of the causal language model itself.
-
-    That is a composite's text config where the class takes that alone, as in transformers' own auto classes.
-    """
-    text = config.sub_configs.get("text_config")
-    if text is not None and causal_lm_class(config).config_class is text:
-        config = config.get_text_config()
-    return config
-
-
-def causal_lm_class(config: PretrainedConfig) -> Any:
-    """Return the class of transformers' causal language model of a config; a text config has its composite's."""
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    package = type(config).__module__.split(".")[-2]
-    composites = [CONFIG_MAPPING[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if _package(name) == package]
-    classes = [MODEL_FOR_CAUSAL_LM_MAPPING[composite] for composite in composites]
-    return next(item for item in classes if item.config_class is type(config))
-
-
-def _package(model_type: str) -> str:
-    return str(model_type_to_module_name(model_type))
+    causal_lm_class(made)
+    return decoder_config(made)
 
 
 def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
-    """Return a small config with every kind of layer that `config` has."""
+    """Return a small config with every kind of layer that `config` has; towers of a composite are made small, too."""
+    if not is_composite(config):
+        return _tiny_decoder(config)
+    try:
+        small = list(small_composites(config, _tiny_decoder, VOCABULARY))
+    except OnboardError:
+        raise
+    except Exception as error:
+        raise OnboardError(f"cannot shrink the {config.model_type} config: {one_line(error)}") from error
+    return next((item for item in small if builds(causal_lm_class(item), item)), small[-1])
+
+
+def _tiny_decoder(config: PretrainedConfig) -> PretrainedConfig:
     native = {name: config.attribute_map.get(name, name) for name in (*_SIZES, "num_hidden_layers")}
     values = config.to_dict()
     heads, hidden = getattr(config, "num_attention_heads", 1), config.hidden_size
@@ -154,6 +138,7 @@ def randomize(model: nn.Module, seed: int) -> None:
 
 def layer_kind_names(config: PretrainedConfig) -> list[str]:
     """Return the kind of each decoder layer, as the config's per-layer lists tell it."""
+    config = text_config(config)
     layers = config.num_hidden_layers
     types = _per_layer(config, "layer_types") or ["full_attention"] * layers
     rope = _per_layer(config, "no_rope_layers") or [True] * layers

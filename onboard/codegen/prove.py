@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch import nn
 from torch.export import Dim
 
 from onboard import modeling
+from onboard.analysis.composite import is_under
 from onboard.analysis.recorder import ModuleCall, first_tensor, modules_recorded, rmse_ratio
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny import build_tiny, load_config, one_line, prompt, prompts
@@ -52,7 +53,7 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
     """
     reference = build_tiny(load_config(spec.config))
     with _registered(source_text, spec) as model_class:
-        model = _same_weights(model_class, reference)
+        model = _same_weights(model_class, reference, spec.eager)
         proofs: dict[str, BlockProof] = {}
         try:
             for inputs in prompts(reference):
@@ -83,7 +84,7 @@ def _registered(source_text: str, spec: ModelSpec) -> Iterator[type[nn.Module]]:
                     del sys.modules[name]
 
 
-def _same_weights(model_class: type[nn.Module], reference: nn.Module) -> nn.Module:
+def _same_weights(model_class: type[nn.Module], reference: Any, eager: Sequence[str]) -> nn.Module:
     try:
         model = model_class(reference.config).eval().requires_grad_(False)
     except AssertionError as error:
@@ -93,6 +94,7 @@ def _same_weights(model_class: type[nn.Module], reference: nn.Module) -> nn.Modu
         name = model_class.__name__
         raise OnboardError(f"the generated {name} cannot be made for its own config: {one_line(error)}") from error
     ours, theirs = model.state_dict(), separate_experts(reference)
+    theirs = {name: tensor for name, tensor in theirs.items() if not is_under(name, eager)}
     if missing := sorted(theirs.keys() ^ ours.keys()):
         side = "lacks" if missing[0] in theirs else "adds"
         raise OnboardError(f"the generated {model_class.__name__} {side} the weight {missing[0]}")

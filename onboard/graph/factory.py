@@ -11,11 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.export import Dim
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from onboard.config import deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
+from onboard.graph.architecture import causal_lm_class, decoder_config, text_config
 from onboard.modeling import CausalLMOutput, load_model_file, registered_model
 
 # Sizes that are neither 1 (which export would specialise on) nor equal (which it would take for one dimension).
@@ -49,7 +50,20 @@ class ModelFactory:
     def config(self) -> Any:
         """The Hugging Face config with `model_kwargs` applied; an unknown key is a `UsageError`."""
         config = AutoConfig.from_pretrained(self.checkpoint, trust_remote_code=self.trust_remote_code)
+        config = decoder_config(config)
         return _override(config, self.model_kwargs) if self.model_kwargs else config
+
+    @property
+    def text_config(self) -> Any:
+        """The part of the config that describes the text model."""
+        return text_config(self.config)
+
+    @property
+    def eager_modules(self) -> tuple[str, ...]:
+        """Paths of transformers' own modules that the generated model leaves out: towers for images or sound."""
+        if self.mode == "hf":
+            return ()
+        return tuple(getattr(self._generated_class(), "eager_modules", ()))
 
     def build_model(self, device: str = "meta") -> nn.Module:
         """Build the model in evaluation mode: parameters on `device` in `dtype`, buffers with their real values.
@@ -70,21 +84,34 @@ class ModelFactory:
         """Return which dimensions of the example inputs are dynamic: batch and sequence."""
         return {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in self.example_inputs()}
 
-    def _generated_model(self) -> nn.Module:
+    def _generated_class(self) -> type[nn.Module]:
+        path = self._model_file()
+        load_model_file(path)
+        return registered_model(type(self.config).__name__)
+
+    def _model_file(self) -> Path:
         path = content_path("models", f"modeling_{self.config.model_type}.py", root=self.root)
         if not path.is_file():
             raise OnboardError(f"there is no model file {path.name}", hint="Onboard the model first")
-        load_model_file(path)
+        return path
+
+    def _generated_model(self) -> nn.Module:
         try:
-            return registered_model(type(self.config).__name__)(self.config)
+            return self._generated_class()(self.config)
         except AssertionError as error:  # the file says what it does not cover
             raise OnboardError(
-                f"{path.name} does not serve this model: {error}",
+                f"{self._model_file().name} does not serve this model: {error}",
                 hint="Onboard the model, which makes a file that does",
             ) from error
 
+    def hf_model(self) -> nn.Module:
+        """Return transformers' own model on the meta device: its module tree and names, no weights."""
+        with torch.device("meta"):
+            model: nn.Module = causal_lm_class(self.config)._from_config(self.config)
+        return model
+
     def _hf_model(self) -> nn.Module:
-        model = AutoModelForCausalLM.from_config(self.config, dtype=self.dtype)
+        model = causal_lm_class(self.config)._from_config(self.config, dtype=self.dtype)
         # A subclass, not a wrapper module: parameter names stay the checkpoint's.
         model.__class__ = type(f"Export{type(model).__name__}", (_HFForward, type(model)), {})
         return model  # type: ignore[no-any-return]
@@ -99,6 +126,17 @@ class _HFForward:
 
 
 def _override(config: Any, overrides: Mapping[str, Any]) -> Any:
+    """Return a config with other values; a composite's are those of its text model, where that has the field."""
+    holder = next((name for name in config.sub_configs if getattr(config, name, None) is text_config(config)), None)
+    if holder is not None:
+        text = {key: value for key, value in overrides.items() if hasattr(getattr(config, holder), key)}
+        own = {key: value for key, value in overrides.items() if key not in text}
+        part = _override(getattr(config, holder), text).to_dict()
+        return type(config).from_dict(_own(config, own).to_dict() | {holder: part})
+    return _own(config, overrides)
+
+
+def _own(config: Any, overrides: Mapping[str, Any]) -> Any:
     for key in overrides:
         if key != "attn_implementation" and not hasattr(config, key):
             raise UsageError(f"{type(config).__name__} has no field {key!r}", hint=suggest(key, config.to_dict()))

@@ -50,9 +50,9 @@ def build_engine(
         gm,
         context.cache,
         tokenizer=Tokenizer.load(checkpoint),
-        eos_token_ids=eos_token_ids(checkpoint, context.factory.config),
-        vocab_size=getattr(context.factory.config, "vocab_size", None),
-        rope=length_dependent_rope(context.factory.config.to_dict()),
+        eos_token_ids=eos_token_ids(checkpoint, context.factory.text_config),
+        vocab_size=getattr(context.factory.text_config, "vocab_size", None),
+        rope=length_dependent_rope(context.factory.text_config.to_dict()),
         history=context.history,
         facts=context.facts,
     )
@@ -72,7 +72,7 @@ def make_context(
     factory.dtype = resolve_dtype(runtime.dtype, factory.config, device)
     _check_onboarded(factory.config.model_type, root, model or str(checkpoint))
     return TransformContext(
-        factory=factory, runtime=_fitted(runtime, factory.config), device=device, dtype=factory.dtype, facts=facts
+        factory=factory, runtime=_fitted(runtime, factory.text_config), device=device, dtype=factory.dtype, facts=facts
     )
 
 

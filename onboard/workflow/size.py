@@ -70,9 +70,13 @@ def build_on_meta(folder: Path, *, trust_remote_code: bool = False) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from onboard.graph.architecture import causal_lm_class, decoder_config
+
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
         with torch.device("meta"):
+            if not trust_remote_code:
+                return causal_lm_class(config)._from_config(decoder_config(config))
             return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     # Any type at all: the config's values run through all of the model's constructors.
     except Exception as error:

@@ -12,7 +12,7 @@ from onboard.errors import OnboardError
 from onboard.graph.checkpoint import Checkpoint, find_non_finite
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
-from onboard.graph.weight_names import declared_renaming, explain_unused, match_names
+from onboard.graph.weight_names import declared_renaming, explain_unused, match_names, module_renaming, set_aside
 from onboard.graph.weights import further_names, move_buffers, set_parameter, tied_names, weight_plan
 
 _WRONG_MODEL = "The checkpoint and the model differ: onboard the model again"
@@ -70,17 +70,19 @@ def _find(
 
     A persistent buffer that the checkpoint lacks keeps its initial value, which is a fact.
     """
-    available = checkpoint.names()
-    matches = match_names([*chain(*wanted.values()), *buffers], available, _declared_renaming(context))
+    available, rename = checkpoint.names(), _declared_renaming(context)
+    matches = match_names([*chain(*wanted.values()), *buffers], available, rename)
     found = {part: matches[name] for part, names in wanted.items() if (name := _first(names, matches))}
     if missing := [part for part in wanted if part not in found]:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise OnboardError(f"the checkpoint has no {missing[0]}{more}", hint=_WRONG_MODEL)
     used = set(matches.values())
-    facts, wrong = explain_unused({name: meta for name, meta in available.items() if name not in used}, used)
+    unused = {name: meta for name, meta in available.items() if name not in used}
+    unused, facts = set_aside(unused, rename, context.factory.eager_modules)
+    left_out, wrong = explain_unused(unused, used)
     if wrong:
         raise OnboardError(f"the model has no use for {wrong[0]} of the checkpoint ({len(wrong)})", hint=_WRONG_MODEL)
-    context.facts.extend(facts)
+    context.facts.extend([*facts, *left_out])
     context.facts.extend(f"the checkpoint has no {name}, a buffer" for name in buffers if name not in matches)
     return found | {name: matches[name] for name in buffers if name in matches}
 
@@ -90,6 +92,8 @@ def _first(names: list[str], known: Container[str]) -> str | None:
 
 
 def _declared_renaming(context: TransformContext) -> Callable[[str], str]:
+    if context.factory.eager_modules:
+        return module_renaming(context.factory.hf_model())
     config = context.factory.config
     return declared_renaming([*(config.architectures or []), config.model_type])
 

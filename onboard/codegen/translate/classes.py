@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Collection
 from collections.abc import Mapping as MappingABC
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,7 @@ from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny import counts_positions
-from onboard.codegen.translate import blocks, cleanup, experts, latent, objects
+from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
@@ -29,7 +30,7 @@ from onboard.codegen.translate.facts import (
     same_fact,
 )
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.results import finish_returns, same_call
+from onboard.codegen.translate.results import finish_returns, only_logits, same_call
 from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
     NONE,
@@ -67,6 +68,7 @@ class Translator:
         rope_ops: helper function name -> canonical op.
         scans: helper function name -> canonical op of a recurrent mixer.
         latents: class name of latent attention -> what `analysis.mixers.probe_latent_attention` found.
+        eager: paths of a composite's towers, which the generated model leaves out.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Translator:
         rope_ops: MappingABC[str, str],
         scans: MappingABC[str, str] | None = None,
         latents: MappingABC[str, MappingABC[str, str]] | None = None,
+        eager: Collection[str] = (),
     ) -> None:
         self.model = model
         self.config: Any = model.config
@@ -83,6 +86,7 @@ class Translator:
         self.rope_ops = rope_ops
         self.scans = scans or {}
         self.latents = latents or {}
+        self.eager = eager
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.reset()
 
@@ -111,8 +115,8 @@ class Translator:
 
     def _round(self) -> ClassState:
         cls = type(self.model)
-        config = name("config")
-        (state,) = self.reached(self.construct(cls, Args([Config(config)], {}, [])))
+        config = Config(name("config"), self.config)
+        (state,) = self.reached(self.construct(cls, Args([config], {}, [])))
         given = {key: Code(name(key)) for key in ("input_ids", "position_ids")}
         self._method(state, "forward", Args([], dict(given), []))
         return state
@@ -148,7 +152,8 @@ class Translator:
 
     def decide(self, node: ast.expr, test: Value, frame: Frame) -> bool:
         """Return a static condition's value in this config, the same for all modules of the class."""
-        names = {**frame.source.namespace, "config": self.config}
+        configs = {key: value.obj for key, value in frame.env.values.items() if isinstance(value, Config)}
+        names = {**frame.source.namespace, "config": self.config, **configs}
         modules: list[Any] = [m for m in self.model.modules() if frame.cls is not None and type(m) is frame.cls.cls]
         try:
             values = {
@@ -222,6 +227,8 @@ class Translator:
             return self._register_buffer(args, frame)
         if (names := latent.names_of(frame)) is not None and names["expand"] == attr:
             return latent.expand(names, args)
+        if attr == "get_input_embeddings" and (embeddings := composite.input_embeddings(frame)) is not None:
+            return embeddings
         found = find_method(state.cls, attr)
         if found is None or found[0].__module__.startswith("transformers.modeling_utils"):
             return NONE  # checks and bookkeeping of transformers' base class
@@ -354,6 +361,8 @@ class Translator:
             frame.env.values[node.args.kwarg.arg] = Mapping(extra)
         if execute(node.body, frame) == RAISES:
             raise Untranslatable(f"{node.name}, which raises")
+        if frame.cls is not None and frame.cls.cls is type(self.model) and node.name == "forward":
+            frame.returns = [(statement, only_logits(value)) for statement, value in frame.returns]
         routine = Routine(node, frame.source)
         routine.shape, routine.holes = finish_returns(frame)
         routine.body = cleanup.clean(frame.out)

@@ -94,8 +94,8 @@ def as_parameters(facts: dict[str, Value]) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for key, fact in facts.items():
         match fact:
-            case Config():
-                values[key] = Config(name(key))
+            case Config(obj=obj):
+                values[key] = Config(name(key), obj)
             case Code(static=static, form=form, optional=optional):
                 values[key] = Code(name(key), static, form=form, optional=optional)
             case _:

@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from transformers import masking_utils
+from transformers import PretrainedConfig, masking_utils
 from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
 from transformers.utils import ModelOutput
 
@@ -96,9 +96,11 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
         case Self():
             assert frame.cls is not None
             return frame.cls.attribute(attr, name("self"), frame)
-        case Config(expr=expr):
+        case Config(expr=expr, obj=obj):
             if attr in CONFIG_FACTS:
                 return Known(CONFIG_FACTS[attr])
+            if isinstance(part := getattr(obj, attr, None), PretrainedConfig):
+                return Config(attribute(expr, attr), part)
             return Code(attribute(expr, attr), static=True)
         case Global(obj=obj, expr=expr):
             return _global_attribute(obj, attr, expr)

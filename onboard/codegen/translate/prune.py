@@ -53,6 +53,9 @@ def _prune_class(state: ClassState, translator: Translator, done: set[str]) -> N
 
 def _has_weights(state: ClassState, attr: str) -> bool:
     """Whether an attribute is a parameter, or a module with parameters that the generated file can make."""
+    paths = [path for path, module in state.translator.model.named_modules() if type(module) is state.cls]
+    if all(f"{path}.{attr}".lstrip(".") in state.translator.eager for path in paths):
+        return False
     value = state.attributes[attr]
     known = isinstance(value, Instance) and all(
         cls in state.translator.states or cls.__module__.startswith("torch.") for cls in value.classes

@@ -23,6 +23,13 @@ from onboard.codegen.translate.values import (
 )
 
 
+def only_logits(value: Value) -> Value:
+    """Return what a language model's result comes down to in a generated file: the logits of its output."""
+    if isinstance(value, Output) and "logits" in value.fields:
+        return Output({"logits": value.fields["logits"]})
+    return value
+
+
 def finish_returns(frame: Frame) -> tuple[Value, int]:
     """Give every return statement its code; return the shape of what a caller gets and its run-time parts."""
     if not frame.returns:

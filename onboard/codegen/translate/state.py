@@ -74,8 +74,8 @@ class ClassState:
                 return replace(value, expr=path)
             case ModuleList(made=made):
                 return ModuleList(made, path)
-            case Config():
-                return Config(path)
+            case Config(obj=obj):
+                return Config(path, obj)
             case Code(static=static):
                 return Code(path, static)
             case Global():

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 from transformers.utils import logging
 
 from onboard.analysis.tiny import VOCABULARY, build_tiny, load_config, one_line
+from onboard.graph.architecture import causal_lm_class, decoder_config
 from onboard.workflow.sweep.options import Option, options
 from onboard.workflow.sweep.targets import Target
 
@@ -48,7 +49,7 @@ def make_checkpoint(target: Target, folder: Path, seed: int = 0) -> Checkpoint:
 def missing_classes(config: PretrainedConfig, tiny: nn.Module) -> list[str]:
     """Return the names of the module classes that the full-size model has and `tiny` does not, sorted."""
     with torch.device("meta"):
-        full = AutoModelForCausalLM.from_config(config)
+        full = causal_lm_class(config)._from_config(config)
     names = [{type(module).__name__ for module in model.modules()} for model in (full, tiny)]
     return sorted(names[0] - names[1])
 
@@ -69,7 +70,7 @@ def _config(target: Target) -> PretrainedConfig:
     """The full-size config. Where a class serves encoders too, a checkpoint for generation says `is_decoder`."""
     if target.config is not None:
         return load_config(target.config)
-    config = AutoConfig.for_model(target.name)
+    config = decoder_config(AutoConfig.for_model(target.name))
     if getattr(config, "is_decoder", None) is False:
         config.is_decoder = True
     return config

@@ -51,7 +51,7 @@ def translate(tmp_path: Path) -> Translate:
         model = module.Toy(values)
         model.config = values
         translator = Translator(model, {}, {})
-        (state,) = translator.reached(translator.construct(module.Toy, Args([Config(name("config"))], {}, [])))
+        (state,) = translator.reached(translator.construct(module.Toy, Args([Config(name("config"), None)], {}, [])))
         arguments = {"x": Code(name("x")), **given}
         routine = translator._method(state, "forward", Args([], arguments, []))
         prune(translator)
