@@ -30,25 +30,22 @@ _LAYERS, _SMALL_IMAGE = 2, 32
 def small_composites(
     config: Any, shrink: Callable[[Any], PretrainedConfig], vocabulary: int
 ) -> Iterator[PretrainedConfig]:
-    """Yield small configs of a composite whose text model is a part of it: the smallest towers first.
+    """Yield small configs of a composite: what its towers' sizes have to fit is their own code's secret.
 
-    What a tower's sizes have to fit is its own code's secret, so that a caller tries one after the other. `shrink`
-    makes the text config small; tokens that stand for images keep their side of the `vocabulary`.
+    First all parts are made small by `shrink`, as the text model is; then the towers by fewer and fewer fields. Widths
+    of the text model follow it, and tokens that stand for images keep their side of the `vocabulary`.
     """
-    text = text_config(config)
-    small_text = shrink(text)
-    widths = {getattr(text, "hidden_size", None): getattr(small_text, "hidden_size", None)}
+    text, small = text_config(config), shrink(config)
+    values = config.to_dict()
+    widths = {getattr(text, "hidden_size", None): getattr(text_config(small), "hidden_size", None)}
+    parts = {name: getattr(config, name, None) for name in config.sub_configs}
+    towers = {name: part for name, part in parts.items() if isinstance(part, PretrainedConfig) and part is not text}
+    fixed = _special_tokens(values, getattr(text, "vocab_size", 0), vocabulary)
+    fixed |= {key: widths[size] for key, size in values.items() if _is_width(key) and size in widths}
+    yield type(config).from_dict(small.to_dict() | fixed)
     for narrow in (True, False):
-        values = config.to_dict() if text is not config else small_text.to_dict()
-        values |= _special_tokens(values, getattr(text, "vocab_size", 0), vocabulary)
-        for name in config.sub_configs:
-            part = getattr(config, name, None)
-            if part is text:
-                values[name] = small_text.to_dict()
-            elif isinstance(part, PretrainedConfig):
-                values[name] = _small_tower(part.to_dict(), widths, narrow=narrow)
-        values |= {key: widths[size] for key, size in values.items() if _is_width(key) and size in widths}
-        yield type(config).from_dict(values)
+        own = {name: _small_tower(part.to_dict(), widths, narrow=narrow) for name, part in towers.items()}
+        yield type(config).from_dict(small.to_dict() | fixed | own)
 
 
 def _special_tokens(values: dict[str, Any], full: int, vocabulary: int) -> dict[str, int]:

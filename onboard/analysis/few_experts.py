@@ -12,9 +12,10 @@ WIDTH = 32
 _RULES: list[tuple[str, Callable[[int], int]]] = [
     (r"(num|n|moe)_.*shared_experts?|n_shared_experts?", lambda value: min(value, 2)),
     (r"(num|n|moe)_(\w+_)?experts", lambda value: min(value, EXPERTS)),
-    (r"num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts|experts_per_token", lambda value: min(value, 4)),
+    (r"num_experts_per_tok(en)?|moe_topk|moe_top_k|moe_k|top_k_experts|experts_per_token", lambda value: min(value, 4)),
     (r"(n|num)_(expert_)?groups?", lambda value: min(value, 4)),
     (r"topk_group|num_limited_groups", lambda value: min(value, 2)),
+    (r"zero_expert_num", lambda value: min(value, 4)),
     (r"\w*(expert|shared|moe)\w*_(intermediate|ffn_hidden)_size", lambda value: WIDTH),
 ]
 """A config field's whole name -> its value in small; the first rule that fits counts."""

@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
+from onboard.ops.sparse import chosen_keys
 
 NAME = "onboard_recorder"
 
@@ -151,7 +152,10 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
         settings = {"scaling": scaling, "softcap": cap, "s_aux": None if sinks is None else "tensor"}
         causal = _is_causal(attention_mask, query.shape[2], window)
         recording.attention.append(AttentionCall(paths[module], window, causal, settings, query.shape[1], key.shape[1]))
-        out = torch.ops.onboard.torch_attention(query, key, value, None, 0.0, True, scaling, sinks, window, cap, "bnsd")
+        indices = keywords.get("indices")
+        chosen = None if indices is None else chosen_keys(indices, key.shape[2])
+        settings_of_op = (chosen, 0.0, True, scaling, sinks, window, cap, "bnsd")
+        out = torch.ops.onboard.torch_attention(query, key, value, *settings_of_op)
         return out.transpose(1, 2).contiguous(), None
 
     AttentionInterface.register(NAME, attention)

@@ -1,7 +1,4 @@
-"""A tiny random model of a checkpoint's architecture: the object that every probe and proof looks at.
-
-Sizes shrink by field name; what makes layers differ (layer types, windows, layers without RoPE) stays.
-"""
+"""A tiny random model of a checkpoint's architecture: the object that every probe and proof looks at."""
 
 from __future__ import annotations
 
@@ -14,43 +11,13 @@ from torch import nn
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from onboard.analysis.composite import builds, small_composites
-from onboard.analysis.few_experts import DENSE_LAYERS, few_experts
-from onboard.analysis.tiny_mixers import shrink_mixers
+from onboard.analysis.tiny_config import one_line, tiny_config
+from onboard.analysis.tiny_sizes import ORIGINAL_POSITIONS, VOCABULARY, WINDOW
 from onboard.errors import ConsentRequiredError, OnboardError
-from onboard.graph.architecture import causal_lm_class, decoder_config, is_composite, text_config
+from onboard.graph.architecture import causal_lm_class, decoder_config, text_config
 
-VOCABULARY = 131
-WINDOW = 5
-"""Shorter than any prompt that probes and proofs use."""
-MAX_POSITIONS = 256
-ORIGINAL_POSITIONS = 64
-"""Where RoPE that scales with length switches; prompts lie on both sides of it."""
-_MOST_LAYERS = 8
-
-_SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "max_position_embeddings": MAX_POSITIONS,
-    "original_max_position_embeddings": ORIGINAL_POSITIONS,
-    "sliding_window": WINDOW,
-    "n_inner": 96,
-    "ffn_dim": 96,
-    "d_ff": 96,
-    "encoder_ffn_dim": 96,
-    "decoder_ffn_dim": 96,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "decoder_layers": 2,
-    "word_embed_proj_dim": 64,
-    "rotary_dim": 8,
-    "n_ctx": MAX_POSITIONS,
-    "window_size": WINDOW,
-    "max_seq_len": MAX_POSITIONS,
-}
-_TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+__all__ = ["ORIGINAL_POSITIONS", "VOCABULARY", "WINDOW", "one_line", "tiny_config"]  # where others look for them
+_NO_JSON_FLOATS = ("Infinity", "-Infinity", "NaN")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -67,50 +34,21 @@ def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -
     _check_names(model_type, config.get("architectures"))
     if model_type not in CONFIG_MAPPING_NAMES:
         raise OnboardError(f"transformers has no architecture {model_type!r}", hint="Upgrade transformers")
+    values = {key: _floats(value) for key, value in config.items() if key != "model_type"}
     try:
-        made = AutoConfig.for_model(model_type, **{key: value for key, value in config.items() if key != "model_type"})
+        made = AutoConfig.for_model(model_type, **values)
     except Exception as error:
         raise OnboardError(f"transformers refuses this {model_type} config: {one_line(error)}") from error
     causal_lm_class(made)
     return decoder_config(made)
 
 
-def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
-    """Return a small config with every kind of layer that `config` has; towers of a composite are made small, too."""
-    if not is_composite(config):
-        return _tiny_decoder(config)
-    try:
-        small = list(small_composites(config, _tiny_decoder, VOCABULARY))
-    except OnboardError:
-        raise
-    except Exception as error:
-        raise OnboardError(f"cannot shrink the {config.model_type} config: {one_line(error)}") from error
-    return next((item for item in small if builds(causal_lm_class(item), item)), small[-1])
-
-
-def _tiny_decoder(config: PretrainedConfig) -> PretrainedConfig:
-    native = {name: config.attribute_map.get(name, name) for name in (*_SIZES, "num_hidden_layers")}
-    values = config.to_dict()
-    heads, hidden = getattr(config, "num_attention_heads", 1), config.hidden_size
-    for name, size in _SIZES.items():
-        if values.get(native[name]) is not None:
-            values[native[name]] = size
-    if values.get("num_key_value_heads") is not None:
-        values["num_key_value_heads"] = _kv_heads(values["num_key_value_heads"], heads)
-    if values.get("head_dim") is not None:
-        values["head_dim"] = 16 if values["head_dim"] * heads == hidden else 32
-    for name in _TOKEN_IDS:
-        if values.get(name) is not None:
-            values[name] = _TOKEN_IDS.index(name)
-    values |= few_experts(values)
-    shrink_mixers(values, config.to_dict())
-    _keep_layer_kinds(values, native["num_hidden_layers"], config.num_hidden_layers)
-    head_dim = values.get("head_dim") or 16
-    values = _shrink_rope(values, head_dim)
-    try:
-        return type(config).from_dict(values)
-    except Exception as error:
-        raise OnboardError(f"cannot shrink the {config.model_type} config: {one_line(error)}") from error
+def _floats(value: Any) -> Any:
+    """Return a JSON value; floats that JSON has not stand there as transformers writes them: `{"__float__": "NaN"}`."""
+    if isinstance(value, dict):
+        only = value.get("__float__") if len(value) == 1 else None
+        return float(only) if only in _NO_JSON_FLOATS else {key: _floats(item) for key, item in value.items()}
+    return [_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
@@ -196,48 +134,3 @@ def _check_names(model_type: object, architectures: object) -> None:
     for name in (model_type, *names):
         if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name.replace("-", "_")):
             raise OnboardError(f"config.json names an architecture {name!r}, which is not an identifier")
-
-
-def one_line(error: BaseException) -> str:
-    """Return an exception as one line of text."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-def _kv_heads(kv_heads: int, heads: int) -> int:
-    return {heads: 4, 1: 1}.get(kv_heads, 2)
-
-
-def _keep_layer_kinds(values: dict[str, Any], layers_key: str, layers: int) -> None:
-    """Keep the first layer of each kind, at least two layers; per-layer lists are cut to the kept layers."""
-    lists = {key: value for key, value in values.items() if isinstance(value, list | tuple) and len(value) == layers}
-    dense = {key: value for key in DENSE_LAYERS if type(value := values.get(key)) is int}
-    kinds: dict[str, int] = {}
-    for index in range(layers):
-        firsts = [index < count for count in dense.values()]
-        kinds.setdefault(repr([*firsts, *(value[index] for value in lists.values())]), index)
-    kept = sorted(kinds.values())
-    if len(kept) < 2:
-        periods = [
-            v for k, v in values.items() if re.search("interval|period|freq|pattern|every", k) and type(v) is int
-        ]
-        kept = list(range(min(layers, max(2, *periods, 2), _MOST_LAYERS)))
-    for key, value in lists.items():
-        values[key] = [value[index] for index in kept]
-    for key, count in dense.items():
-        values[key] = sum(index < count for index in kept)
-    if layers_key in values:  # some configs count a list's entries instead
-        values[layers_key] = len(kept)
-
-
-def _shrink_rope(value: Any, head_dim: int) -> Any:
-    """Shrink lengths and per-channel factors inside RoPE parameters, however deep they lie."""
-    if not isinstance(value, dict):
-        return value
-    out = {key: _shrink_rope(item, head_dim) for key, item in value.items()}
-    if out.get("original_max_position_embeddings") is not None:
-        out["original_max_position_embeddings"] = ORIGINAL_POSITIONS
-    rotary = int(head_dim * out.get("partial_rotary_factor", 1.0)) // 2
-    for key in ("short_factor", "long_factor"):
-        if isinstance(factors := out.get(key), list) and factors:
-            out[key] = [factors[index * len(factors) // rotary] for index in range(rotary)]
-    return out

@@ -12,6 +12,8 @@ _STATE, _SCAN_HEADS, _CHUNK, _TIME_RANK = 12, 8, 8, 6
 _SCAN_HEAD_COUNTS = ("num_heads", "mamba_n_heads", "mamba_num_heads", "n_mamba_heads")
 _SCAN_HEAD_DIMS = ("mamba_d_head", "mamba_head_dim", "mamba_headdim")
 _GROUPS = ("n_groups", "mamba_n_groups", "mamba_ngroups")
+_INDEXER = {"index_topk": 6, "index_head_dim": 16, "index_n_heads": 4}
+"""Fewer keys than any prompt has, so that it matters which ones an indexer chooses."""
 _DELTA = {
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 10,
@@ -29,6 +31,7 @@ def shrink_mixers(values: dict[str, Any], full: Mapping[str, Any]) -> None:
     if values.get("linear_num_value_heads") is not None:
         grouped = values["linear_num_value_heads"] != values["linear_num_key_heads"]
         values.update(linear_num_value_heads=4, linear_num_key_heads=2 if grouped else 4)
+    values.update({key: size for key, size in _INDEXER.items() if values.get(key) is not None})
     values.update({key: size for key, size in _DELTA.items() if values.get(key) is not None})
     if values.get("lru_width") is not None:
         values["lru_width"] = values["hidden_size"]
@@ -36,8 +39,15 @@ def shrink_mixers(values: dict[str, Any], full: Mapping[str, Any]) -> None:
 
 def _shrink_latent(values: dict[str, Any], full: Mapping[str, Any]) -> None:
     rotary = full.get("head_dim") == full.get("qk_rope_head_dim")
-    sizes = {**_LATENT, **_LATENT_SUMS, **({"head_dim": _LATENT["qk_rope_head_dim"]} if rotary else {})}
+    sizes = {**_LATENT, **_LATENT_SUMS, "head_dim": _LATENT["qk_rope_head_dim"] if rotary else _whole_head(full)}
     values.update({key: size for key, size in sizes.items() if values.get(key) is not None})
+
+
+def _whole_head(full: Mapping[str, Any]) -> int:
+    """The channels with RoPE and those without, of the layers that have the most of these."""
+    widest = max(own.get("qk_nope_head_dim", 0) for own in ({}, *full.get("per_layer_config", {}).values()))
+    ratio = max(widest / full["qk_nope_head_dim"], 1)
+    return int(_LATENT["qk_nope_head_dim"] * ratio) + _LATENT["qk_rope_head_dim"]
 
 
 def _shrink_scan(values: dict[str, Any]) -> None:

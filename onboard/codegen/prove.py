@@ -27,6 +27,7 @@ from onboard.analysis.tiny import build_tiny, load_config, one_line, prompt, pro
 from onboard.errors import OnboardError
 from onboard.graph.expert_weights import separate_experts
 from onboard.ops.rope import complex_freqs
+from onboard.testing.calls import counterparts
 
 TOLERANCE = 1e-5
 """Largest rmse(actual - expected) / rmse(expected), float32."""
@@ -145,7 +146,8 @@ def _counterpart(args: tuple[Any, ...], calls: list[ModuleCall]) -> int:
 def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[Any, float]:
     """Return the expected output in the generated block's form, and the error."""
     if isinstance(output, tuple):
-        parts = [_compare(path, class_name, ours, theirs) for ours, theirs in zip(output, expected, strict=False)]
+        pairs = zip(output, counterparts(output, expected), strict=True)
+        parts = [_compare(path, class_name, ours, theirs) for ours, theirs in pairs]
         return tuple(part for part, _ in parts), max(error for _, error in parts)
     target = first_tensor(expected)
     assert target is not None

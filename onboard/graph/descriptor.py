@@ -113,9 +113,9 @@ class AttentionDescriptor(CachedOpDescriptor):
         return {"k_cache": resource(_tensor(node, 1)), "v_cache": resource(_tensor(node, 2))}
 
     def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return sinks, scale, sliding_window and logit_cap."""
+        """Return sinks, scale, sliding_window, logit_cap and alibi_slopes."""
         found = arguments(node)
-        return tuple(found[name] for name in ("sinks", "scale", "sliding_window", "logit_cap"))
+        return tuple(found[name] for name in ("sinks", "scale", "sliding_window", "logit_cap", "alibi_slopes"))
 
 
 def module_path(node: fx.Node) -> str:

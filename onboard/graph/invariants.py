@@ -76,7 +76,14 @@ def uncached_attention(module: nn.Module) -> list[fx.Node]:
     return [node for _, gm in graph_modules(module) for node in (*nodes_of(gm, *canonical), *_plain_attention(gm))]
 
 
-_UNCACHED = ("torch_mla", "torch_ssm", "torch_selective_scan", "torch_causal_conv1d", "torch_gated_delta_rule")
+_UNCACHED = (
+    "torch_mla",
+    "torch_sparse_mla",
+    "torch_ssm",
+    "torch_selective_scan",
+    "torch_causal_conv1d",
+    "torch_gated_delta_rule",
+)
 """Canonical ops that carry something from token to token, and for which no transform has put in a cached op."""
 
 _CHECKS: dict[Stages, Callable[[nn.Module, TransformContext], None]] = {

@@ -7,6 +7,7 @@
 | `torch_rmsnorm`, `torch_l2norm`, `torch_layernorm` | `norm.py` |
 | `torch_linear_simple`, `torch_swiglu_mlp` | `linear.py` |
 | `torch_mla` | `mla.py` |
+| `torch_sparse_mla` | `sparse.py` |
 | `torch_causal_conv1d` | `causal_conv.py` |
 | `torch_ssm`, `torch_selective_scan`, `torch_rmsnorm_gated` | `ssm.py` |
 | `torch_gated_delta_rule` | `delta_rule.py` |
@@ -41,6 +42,7 @@ from onboard.ops import (  # noqa: F401  (registers)
     moe,
     norm,
     rope,
+    sparse,
     ssm,
 )
 from onboard.ops.library import op_sources
@@ -48,7 +50,7 @@ from onboard.ops.library import op_sources
 if importlib.util.find_spec("triton") is not None:
     from onboard.ops import triton  # noqa: F401  (registers)
 
-_CANONICAL = (attention, causal_conv, delta_rule, linear, mla, moe, norm, rope, ssm)
+_CANONICAL = (attention, causal_conv, delta_rule, linear, mla, moe, norm, rope, sparse, ssm)
 
 
 def has_triton() -> bool:

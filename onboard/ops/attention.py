@@ -50,6 +50,12 @@ def _block_weights(scores: Tensor, mask: Tensor | None, sinks: Tensor | None) ->
     return weights / (weights.sum(-1, keepdim=True) + (sink - peak).exp())
 
 
+def _alibi(slopes: Tensor, positions: Tensor, keys: int) -> Tensor:
+    """Return slope * (key position - query position), [1, heads, queries, keys] float32 or wider."""
+    distance = torch.arange(keys, device=slopes.device) - positions.unsqueeze(1)
+    return slopes.to(torch.promote_types(slopes.dtype, torch.float32)).view(1, -1, 1, 1) * distance
+
+
 def _explicit_attention(
     query: Tensor,
     key: Tensor,
@@ -59,6 +65,7 @@ def _explicit_attention(
     scale: float,
     sinks: Tensor | None,
     logit_cap: float | None,
+    alibi_slopes: Tensor | None,
 ) -> Tensor:
     """Attention with its scores written out in float32 or wider, block of rows by block of rows; all tensors bnsd."""
     batch, heads, sq, dim = query.shape
@@ -73,6 +80,9 @@ def _explicit_attention(
         scores = (rows.reshape(batch, kv_heads, -1, dim) @ keys).view(batch, heads, -1, sk) * scale
         if logit_cap is not None:  # before the mask: tanh would make a forbidden -inf an allowed -cap
             scores = logit_cap * torch.tanh(scores / logit_cap)
+        if alibi_slopes is not None:
+            positions = torch.arange(sk - sq, sk, device=query.device)[start : start + block]
+            scores = scores + _alibi(alibi_slopes, positions, sk)
         rows_mask = mask if mask is None or mask.shape[-2] == 1 else mask[..., start : start + block, :]
         weights = F.dropout(_block_weights(scores, rows_mask, sinks).to(query.dtype), dropout_p, dropout_p > 0)
         mixed = weights.reshape(batch, kv_heads, -1, sk) @ value
@@ -103,15 +113,16 @@ def _attention_bnsd(
     sinks: Tensor | None,
     sliding_window: int | None,
     logit_cap: float | None,
+    alibi_slopes: Tensor | None,
 ) -> Tensor:
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    plain = sinks is None and logit_cap is None
+    plain = sinks is None and logit_cap is None and alibi_slopes is None
     if plain and is_causal and attn_mask is None and sliding_window is None and query.shape[2] == key.shape[2]:
         return _plain_attention(query, key, value, None, dropout_p, True, scale)
     mask = _join_masks(attn_mask, _position_mask(query, key, is_causal, sliding_window))
     if plain:
         return _plain_attention(query, key, value, mask, dropout_p, False, scale)
-    return _explicit_attention(query, key, value, mask, dropout_p, scale, sinks, logit_cap)
+    return _explicit_attention(query, key, value, mask, dropout_p, scale, sinks, logit_cap, alibi_slopes)
 
 
 @register_op(_fake_attention)
@@ -127,6 +138,7 @@ def torch_attention(
     sliding_window: int | None = None,
     logit_cap: float | None = None,
     layout: str = "bsnd",
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245); softmax in float32.
 
@@ -144,6 +156,8 @@ def torch_attention(
         sliding_window: W; a key is seen iff 0 <= query position - key position < W.
         logit_cap: c; scores become c * tanh(score / c) before any mask (Gemma 2, arXiv:2408.00118).
         layout: "bsnd" or "bnsd".
+        alibi_slopes: [heads]; slope * (key position - query position) is added to the scores, after the cap (ALiBi,
+            Press et al. 2022, arXiv:2108.12409).
 
     Returns:
         Like query, last dimension value_dim.
@@ -153,7 +167,7 @@ def torch_attention(
     """
     if layout not in ("bsnd", "bnsd"):
         raise ValueError(f"torch_attention: layout is {layout!r}; use 'bsnd' or 'bnsd'")
-    options = (attn_mask, dropout_p, is_causal, scale, sinks, sliding_window, logit_cap)
+    options = (attn_mask, dropout_p, is_causal, scale, sinks, sliding_window, logit_cap, alibi_slopes)
     if layout == "bnsd":
         return _attention_bnsd(query, key, value, *options).contiguous()
     out = _attention_bnsd(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), *options)

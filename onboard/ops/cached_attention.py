@@ -41,6 +41,7 @@ def torch_cached_attention(
     scale: float | None = None,
     sliding_window: int | None = None,
     logit_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of a flat row of tokens: store their keys and values, then attend over the pages.
 
@@ -57,7 +58,7 @@ def torch_cached_attention(
         batch_info_host: [4] int32 on the CPU; the first entry is the number of sequences.
         k_cache: [pages, kv_heads, page_size, head_dim], written to; its dtype may differ from the activations'.
         v_cache: [pages, kv_heads, page_size, value_dim], likewise.
-        sinks, scale, sliding_window, logit_cap: as in `torch_attention`.
+        sinks, scale, sliding_window, logit_cap, alibi_slopes: as in `torch_attention`.
 
     Returns:
         [1, tokens, heads, value_dim]; zeros for tokens beyond the last sequence.
@@ -73,7 +74,7 @@ def torch_cached_attention(
         values = _read_sequence(v_cache, block_table[sequence], lengths[sequence]).to(query.dtype)
         new = query[:, rows].transpose(1, 2)
         mixed = torch_attention(
-            new, keys, values, None, 0.0, True, scale, sinks, sliding_window, logit_cap, layout="bnsd"
+            new, keys, values, None, 0.0, True, scale, sinks, sliding_window, logit_cap, "bnsd", alibi_slopes
         )
         out[:, rows] = mixed.transpose(1, 2)
     return out

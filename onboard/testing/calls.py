@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,8 @@ class Call:
         assert 0 < len(actual) <= len(expected), (
             f"{type(block).__name__} returns {len(actual)} tensors, Hugging Face {len(expected)}"
         )
-        return [(ours, _for_each_row(theirs, ours)) for ours, theirs in zip(actual, expected, strict=False)]
+        pairs = zip(actual, counterparts(actual, expected), strict=True)
+        return [(ours, _for_each_row(theirs, ours)) for ours, theirs in pairs]
 
     def _arguments_for(self, block: nn.Module) -> dict[str, Any]:
         arguments = {}
@@ -51,6 +52,23 @@ class Call:
                     f"{type(block).__name__} wants {name!r}, Hugging Face gives {sorted(self.arguments)}"
                 )
         return arguments
+
+
+def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
+    """Return which of `expected` each of `actual` stands for, in order.
+
+    One that is left out (attention's weights, before what an indexer chose) has another shape than its follower.
+    """
+    found: list[Any] = []
+    rest = list(expected)
+    for index, ours in enumerate(actual):
+        spare = len(rest) - (len(actual) - index)
+        shapes = [getattr(item, "shape", None) for item in rest[: spare + 1]]
+        own = getattr(ours, "shape", None)
+        skipped = shapes.index(own) if own in shapes else 0
+        found.append(rest[skipped])
+        rest = rest[skipped + 1 :]
+    return found
 
 
 def _for_each_row(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,7 @@ from onboard.testing import (
     record_calls,
     rmse_ratio,
 )
+from onboard.testing.calls import counterparts
 
 CONFIG = LlamaConfig(
     hidden_size=32,
@@ -231,3 +232,13 @@ def test_the_plugin_writes_what_each_test_measured(tmp_path: Path) -> None:
     assert rows["test_model"]["status"] == "failed"
     assert "fixture 'broken' not found" in rows["test_model"]["message"]
     assert all(row["seconds"] > 0 for row in rows.values())
+
+
+def test_what_a_block_leaves_out_has_another_shape() -> None:
+    hidden, weights, chosen = torch.zeros(2, 5, 8), torch.zeros(2, 4, 5, 5), torch.zeros(2, 5, 3)
+    assert counterparts([hidden, chosen], [hidden, weights, chosen])[1] is chosen
+    assert counterparts([hidden, chosen], [hidden, None, chosen])[1] is chosen
+    assert (
+        counterparts([chosen], [weights, hidden])[0] is weights
+    )  # no match: the first one, for the comparison to fail
+    assert counterparts([hidden], [hidden, weights])[0] is hidden

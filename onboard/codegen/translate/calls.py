@@ -391,6 +391,13 @@ def _listing(kind: type) -> Callable[[ast.expr, Args, Frame], Value]:
     return handle
 
 
+def _smallest(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    """Return `min(a, b)`; of sizes that are symbols in an exported graph it must not compare them."""
+    if len(args.positional) == 2 and not args.static():
+        return plain_call(attribute(name("torch"), "sym_min"), args)
+    return _fold(min)(expr, args, frame)
+
+
 def _dict(expr: ast.expr, args: Args, frame: Frame) -> Value:
     base = args.positional[0] if args.positional else Mapping({})
     if not isinstance(base, Mapping):
@@ -418,6 +425,7 @@ _BUILTINS: dict[Any, Callable[[ast.expr, Args, Frame], Value]] = {
     dict: _dict,
     super: lambda expr, args, frame: Super(),
     print: lambda expr, args, frame: NONE,
-    **{item: _fold(item) for item in (int, float, str, bool, max, min, abs, round, slice)},
+    **{item: _fold(item) for item in (int, float, str, bool, max, abs, round, slice)},
+    min: _smallest,
     **{item: lambda expr, args, frame: plain_call(expr, args, args.static()) for item in (range, set, sorted, sum)},
 }

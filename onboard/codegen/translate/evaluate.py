@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from onboard.codegen.translate import calls, objects, scores
+from onboard.codegen.translate import calls, causal, objects, scores
 from onboard.codegen.translate.comprehensions import comprehension
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
@@ -229,6 +229,8 @@ def binary(op: ast.operator, left: Value, right: Value) -> Value:
     """Return `left op right`."""
     if (attended := _scores(op, left, right)) is not None:
         return attended
+    if isinstance(op, ast.Add) and isinstance(right, Mask) and isinstance(left, Code) and not left.static:
+        return causal.masked(left)
     if isinstance(left, Known) and isinstance(right, Known) and type(op) in _BINARY:
         return Known(_BINARY[type(op)](left.value, right.value))
     if isinstance(op, ast.Add) and same(right, Known(0)) and isinstance(left, Code):
@@ -298,9 +300,11 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
         return Code(
             ast.Compare(residual(left), node.ops, list(map(residual, rest))), all(map(is_static, (left, *rest)))
         )
-    op, right = node.ops[0], evaluate(node.comparators[0], frame)
+    op, right = node.ops[0], _constants(evaluate(node.comparators[0], frame))
     if isinstance(left, Known) and isinstance(right, Known):
         return Known(_COMPARE[type(op)](left.value, right.value))
+    if isinstance(op, ast.Eq) and isinstance(left, Global) and isinstance(right, Global):
+        return Known(left.obj == right.obj)
     if isinstance(op, ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
         if isinstance(left, PaddingMask):
             return Known(isinstance(op, ast.Is))
@@ -315,6 +319,13 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
             return Known((key in entries) is isinstance(op, ast.In))
     static = is_static(right) and (is_static(left) or isinstance(left, Instance))
     return Code(ast.Compare(residual(left), [op], [residual(right)]), static)
+
+
+def _constants(value: Value) -> Value:
+    """Return a tuple of constants as one."""
+    items = value.items if isinstance(value, Items) else ()
+    known = tuple(item.value for item in items if isinstance(item, Known))
+    return Known(known) if items and len(known) == len(items) else value
 
 
 def _ifexp(node: ast.IfExp, frame: Frame) -> Value:

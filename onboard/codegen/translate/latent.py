@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from onboard.codegen.translate.canonical import op
 from onboard.codegen.translate.values import (
     NONE,
     Code,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from onboard.codegen.translate.calls import Args
     from onboard.codegen.translate.frame import Frame
 
-_NOT_THERE = ("s_aux", "sliding_window", "softcap")
+_NOT_THERE = ("sliding_window", "softcap")
 
 
 def names_of(frame: Frame) -> Mapping[str, str] | None:
@@ -66,12 +67,18 @@ def attention(args: Args) -> Value | None:
         case _:
             return None
     given = {**dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)), **args.keywords}
-    if odd := [item for item in _NOT_THERE if not same(given.get(item, NONE), NONE)]:
+    indices, sinks = (given.get(key, NONE) for key in ("indices", "s_aux"))
+    sparse = not same(indices, NONE)
+    not_there = _NOT_THERE if sparse else ("s_aux", *_NOT_THERE)
+    if odd := [item for item in not_there if not same(given.get(item, NONE), NONE)]:
         raise Untranslatable(f"latent attention with {odd[0]}")
     latent = call(attribute(_by_sequence(key.latent), "squeeze"), ast.Constant(2))
     tensors = [*map(_by_sequence, (q_nope, q_pe)), latent, _by_sequence(key.kpe), key.weight]
-    op = attribute(name("torch"), "ops", "onboard", "torch_mla")
-    called = ast.Call(op, [*tensors, constant(True), residual(given.get("scaling", NONE))], [])
+    scale = residual(given.get("scaling", NONE))
+    if sparse:
+        called = ast.Call(op("torch_sparse_mla"), [*tensors, residual(indices), scale, residual(sinks)], [])
+    else:
+        called = ast.Call(op("torch_mla"), [*tensors, constant(True), scale], [])
     return Items((Code(called), NONE))
 
 

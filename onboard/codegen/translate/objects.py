@@ -12,6 +12,7 @@ from transformers import PretrainedConfig, masking_utils
 from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
 from transformers.utils import ModelOutput
 
+from onboard.codegen.translate import causal
 from onboard.codegen.translate.values import (
     NONE,
     POSITIONS,
@@ -21,6 +22,7 @@ from onboard.codegen.translate.values import (
     Instance,
     Known,
     Mapping,
+    Mask,
     MaskMaker,
     Method,
     ModuleList,
@@ -110,6 +112,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return frame.translator.reached(owner)[0].attribute(attr, expr, frame)
         case Mapping() | ModuleList():
             return Method(owner, attr)
+        case Mask() if (fact := causal.mask_attribute(attr)) is not None:
+            return fact
         case Code(expr=expr, masked=True) if attr in (*_OF_ANY_SHAPE, "shape"):
             return Code(attribute(expr, attr))
         case Code(expr=expr, transposed=True) if attr in _OF_ANY_SHAPE:

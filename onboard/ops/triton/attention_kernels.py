@@ -73,14 +73,15 @@ def _store_new_token(cache_ptr, new, slot, stride_page, stride_slot, channel, SI
 
 @triton.jit
 def _attend_tiles(
-    peak, total, mixed, query, position, low, high, scale, table_ptr, k_ptr, v_ptr,
+    peak, total, mixed, query, position, slope, low, high, scale, table_ptr, k_ptr, v_ptr,
     k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
     MASKED: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-    LOGIT_CAP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+    LOGIT_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
     """Take the keys low..high of a sequence into the running peak and sum of weights, and the weighted sum of values.
 
-    Without MASKED, low..high are whole tiles that every row sees.
+    Without MASKED, low..high are whole tiles that every row sees. `slope` is ALiBi's of each row, times log2(e).
     """
     channel, value_channel = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_VALUE)
     for tile in range(low, high, BLOCK_N):
@@ -94,7 +95,9 @@ def _attend_tiles(
         inside = stored[:, None] & (value_channel < VALUE_DIM)[None, :]
         values = tl.load(v_ptr + place[:, None] + value_channel[None, :], mask=inside, other=0.0).to(query.dtype)
         scores = _logits(tl.dot(query, tl.trans(keys), input_precision="ieee"), scale, LOGIT_CAP)
-        if MASKED:  # after the cap
+        if HAS_SLOPES:  # after the cap
+            scores += slope[:, None] * (n[None, :] - position[:, None]).to(tl.float32)
+        if MASKED:
             seen = stored[None, :] & (n[None, :] <= position[:, None])
             if WINDOW is not None:
                 seen = seen & (n[None, :] > position[:, None] - WINDOW)
@@ -114,12 +117,12 @@ def _attend_tiles(
 @triton.jit(do_not_specialize=["splits"])
 def attention_kernel(
     out_ptr, lse_ptr, query_ptr, key_ptr, value_ptr, cu_seqlens_ptr, kv_lens_ptr, block_table_ptr, slot_ptr,
-    k_cache_ptr, v_cache_ptr, sinks_ptr, scale, splits,
+    k_cache_ptr, v_cache_ptr, sinks_ptr, slopes_ptr, scale, splits,
     query_stride_token, query_stride_head, key_stride_token, key_stride_head, value_stride_token, value_stride_head,
     table_stride, k_stride_page, k_stride_head, k_stride_slot, v_stride_page, v_stride_head, v_stride_slot,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr, LOGIT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr,
-    WRITE: tl.constexpr, DOT_TYPE: tl.constexpr,
+    WINDOW: tl.constexpr, LOGIT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    SPLIT: tl.constexpr, WRITE: tl.constexpr, DOT_TYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
     """Attend BLOCK_M rows of one sequence and one key head over one of `splits` shares of its keys.
@@ -153,6 +156,9 @@ def attention_kernel(
     token = start + row // GROUP
     query_ptr += token[:, None] * query_stride_token + head[:, None] * query_stride_head + channel[None, :]
     query = tl.load(query_ptr, mask=real[:, None] & (channel < DIM)[None, :], other=0.0).to(DOT_TYPE)
+    slope = position.to(tl.float32)  # of no use without slopes
+    if HAS_SLOPES:
+        slope = tl.load(slopes_ptr + head, mask=real, other=0.0).to(tl.float32) * LOG2E
     table_ptr = block_table_ptr + sequence * table_stride
     k_cache_ptr += kv_head * k_stride_head
     v_cache_ptr += kv_head * v_stride_head
@@ -177,15 +183,15 @@ def attention_kernel(
     elif WINDOW is None:
         whole = low + tl.maximum(tl.minimum(high, first_position + 1) - low, 0) // BLOCK_N * BLOCK_N
         peak, total, mixed = _attend_tiles(
-            peak, total, mixed, query, position, low, whole, scale, table_ptr, k_cache_ptr, v_cache_ptr,
+            peak, total, mixed, query, position, slope, low, whole, scale, table_ptr, k_cache_ptr, v_cache_ptr,
             k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
-            False, DIM, VALUE_DIM, PAGE, WINDOW, LOGIT_CAP, BLOCK_N, BLOCK_DIM, BLOCK_VALUE,
+            False, DIM, VALUE_DIM, PAGE, WINDOW, LOGIT_CAP, HAS_SLOPES, BLOCK_N, BLOCK_DIM, BLOCK_VALUE,
         )  # fmt: skip
         low = whole
     peak, total, mixed = _attend_tiles(
-        peak, total, mixed, query, position, low, high, scale, table_ptr, k_cache_ptr, v_cache_ptr,
+        peak, total, mixed, query, position, slope, low, high, scale, table_ptr, k_cache_ptr, v_cache_ptr,
         k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
-        True, DIM, VALUE_DIM, PAGE, WINDOW, LOGIT_CAP, BLOCK_N, BLOCK_DIM, BLOCK_VALUE,
+        True, DIM, VALUE_DIM, PAGE, WINDOW, LOGIT_CAP, HAS_SLOPES, BLOCK_N, BLOCK_DIM, BLOCK_VALUE,
     )  # fmt: skip
 
     if not SPLIT:

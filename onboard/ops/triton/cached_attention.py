@@ -106,6 +106,7 @@ def triton_cached_attention(
     scale: float | None = None,
     sliding_window: int | None = None,
     logit_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """`torch_cached_attention` as kernels: one or two launches in decode, two otherwise.
 
@@ -132,11 +133,12 @@ def triton_cached_attention(
         "BLOCK_VALUE": tile_width(value_dim),
     }
     attention_kernel[(plan.blocks * plan.splits, kv_heads, sequences)](
-        parts, lse, q, k, v, cu_seqlens, kv_lens, block_table, slot_mapping, k_cache, v_cache, sinks,
+        parts, lse, q, k, v, cu_seqlens, kv_lens, block_table, slot_mapping, k_cache, v_cache, sinks, alibi_slopes,
         dim**-0.5 if scale is None else scale, plan.splits,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], block_table.stride(0),
         *k_cache.stride()[:3], *v_cache.stride()[:3],
         GROUP=heads // kv_heads, KV_HEADS=kv_heads, DIM=dim, PAGE=k_cache.shape[2], LOGIT_CAP=logit_cap,
+        HAS_SLOPES=alibi_slopes is not None,
         SPLIT=plan.splits > 1, WRITE=plan.decode,
         DOT_TYPE=tl.float32 if INTERPRETED else _DOT_TYPES[q.dtype],  # the interpreter has no bfloat16 product
         BLOCK_M=plan.tiles.rows, BLOCK_DIM=tile_width(dim), **common,

@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from onboard.analysis.tiny import VOCABULARY, build_tiny, load_config, one_line
 from onboard.graph.architecture import causal_lm_class, decoder_config
+from onboard.workflow.sweep.defaults import complete
 from onboard.workflow.sweep.options import Option, options
 from onboard.workflow.sweep.targets import Target
 
@@ -67,13 +68,10 @@ def is_causal(model: nn.Module) -> bool:
 
 
 def _config(target: Target) -> PretrainedConfig:
-    """The full-size config. Where a class serves encoders too, a checkpoint for generation says `is_decoder`."""
+    """The full-size config: the target's own, or its class's defaults with what they leave out."""
     if target.config is not None:
         return load_config(target.config)
-    config = decoder_config(AutoConfig.for_model(target.name))
-    if getattr(config, "is_decoder", None) is False:
-        config.is_decoder = True
-    return config
+    return complete(decoder_config(AutoConfig.for_model(target.name)))
 
 
 def _switched_on(config: PretrainedConfig) -> tuple[list[Option], dict[str, str]]:

@@ -249,7 +249,7 @@ class Toy(nn.Module):
 
     def forward(self, x, mask=None):
         if mask is not None:
-            x = x + mask
+            x = x * mask
         return x
 """
     with pytest.raises(Untranslatable, match="attention that reads its mask"):
@@ -313,3 +313,27 @@ class Toy(nn.Module):
     exec(f"def forward(self, x):\n{body}", scope)
     original = state.cls(SimpleNamespace(size=4))
     torch.testing.assert_close(scope["forward"](original, x.clone()), original(x.clone()))
+
+
+def test_scores_plus_the_mask_are_made_causal_where_they_are(translate: Translate) -> None:
+    _, _, forward = translate(
+        """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.keys = config.keys
+
+    def forward(self, x, mask):
+        x = x.relu()
+        if mask.dtype == torch.bool:
+            x = x.masked_fill(~mask, float("-inf"))
+        else:
+            x = x + mask[:, 0, :, :]
+        return x.topk(min(self.keys, x.shape[-1]), dim=-1).indices
+""",
+        {"keys": 4},
+        mask=Mask(),
+    )
+    assert "x = x.masked_fill(torch.ones_like(x, dtype=torch.bool).triu(1), float('-inf'))" in forward
+    assert "torch.sym_min(self.keys, x.shape[-1])" in forward
+    assert "mask[" not in forward

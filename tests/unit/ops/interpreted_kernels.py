@@ -16,6 +16,7 @@ ops = torch.ops.onboard
 # The interpreter truncates where hardware rounds, hence twice the usual error of bfloat16.
 DTYPES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1.2e-2}
 SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -0.5])
+SLOPES = 0.3 ** torch.arange(6)
 VARIANTS = {
     "plain": Options(),
     "scale": Options(scale=0.7),
@@ -23,7 +24,8 @@ VARIANTS = {
     "long window": Options(sliding_window=70),
     "cap": Options(logit_cap=0.8),
     "sinks": Options(sinks=SINKS),
-    "all": Options(0.7, SINKS, 37, 0.8),
+    "slopes": Options(alibi_slopes=SLOPES),
+    "all": Options(0.7, SINKS, 37, 0.8, SLOPES),
 }
 STEPS = {
     "prefill": [(5, 5), (1, 1), (17, 17)],

@@ -17,6 +17,7 @@ class Options:
     sinks: Tensor | None = None
     sliding_window: int | None = None
     logit_cap: float | None = None
+    alibi_slopes: Tensor | None = None
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -66,6 +67,8 @@ def attention(
                         seen[j] = False
                     if windowed and position - j >= options.sliding_window:
                         seen[j] = False
+                if options.alibi_slopes is not None:
+                    bias += float(options.alibi_slopes[n]) * (torch.arange(sk, dtype=torch.float64) - position)
                 sink = -math.inf if options.sinks is None else float(options.sinks[n])
                 group = n * kv_heads // heads
                 out[b, i, n] = attend_row(

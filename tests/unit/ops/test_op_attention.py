@@ -28,7 +28,8 @@ VARIANTS = {
     "window": Options(sliding_window=3),
     "cap": Options(logit_cap=0.8),
     "sinks": Options(sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
-    "all": Options(0.7, torch.tensor([0.5, -1.0, 2.0, 0.0]), 3, 0.8),
+    "slopes": Options(alibi_slopes=torch.tensor([0.5, 0.25, 0.125, 0.7])),
+    "all": Options(0.7, torch.tensor([0.5, -1.0, 2.0, 0.0]), 3, 0.8, torch.tensor([0.5, 0.25, 0.125, 0.7])),
 }
 
 

@@ -73,7 +73,9 @@ def test_elementwise_kernels(kernels: list[Any], dtype: torch.dtype) -> None:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "options": {"options": {"sinks": torch.randn(8), "sliding_window": 128, "logit_cap": 30.0}},
+    "options": {
+        "options": {"sinks": torch.randn(8), "sliding_window": 128, "logit_cap": 30.0, "alibi_slopes": torch.randn(8)}
+    },
     "head of 80": {"dim": 80, "value_dim": 48},
     "head of 256": {"dim": 256},
     "head of 512": {"dim": 512},

@@ -1,0 +1,70 @@
+"""The config of a tiny model: sizes shrink by field name; what makes layers differ stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from onboard.analysis.composite import builds, small_composites
+from onboard.analysis.tiny_layers import Layers, cut_layers, first_of_each_kind, prefix, read_layers
+from onboard.analysis.tiny_sizes import VOCABULARY, shrink_overrides, shrink_rope, shrink_sizes
+from onboard.errors import OnboardError
+from onboard.graph.architecture import find_language_model, is_composite
+
+
+def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
+    """Return a small config with every kind of layer that `config` has; configs inside it are made small, too.
+
+    Raises:
+        OnboardError: the config's class refuses the small sizes.
+    """
+    try:
+        if not is_composite(config) or (model_class := find_language_model(config)) is None:
+            return _shrink(config)
+        small = list(small_composites(config, _shrink, VOCABULARY))
+        return next((item for item in small if builds(model_class, item)), small[-1])
+    except Exception as error:
+        raise OnboardError(f"cannot shrink the {config.model_type} config: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception as one line of text."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _shrink(config: PretrainedConfig) -> PretrainedConfig:
+    full = config.to_dict()
+    values = dict(full)
+    shrink_sizes(values, full, config.attribute_map)
+    values |= {name: _shrink(part).to_dict() for name in config.sub_configs if (part := _part(config, name))}
+    values = shrink_rope(values, values.get("head_dim") or 16)
+    layers = read_layers(config, full)
+    if layers is None:
+        return type(config).from_dict(values)
+    kept = first_of_each_kind(layers, full)
+    small = _cut(config, values, full, layers, kept)
+    if _has_all_kinds(small, layers):
+        return small
+    return _cut(config, values, full, layers, prefix(layers, kept[-1] + 1))
+
+
+def _part(config: PretrainedConfig, name: str) -> PretrainedConfig | None:
+    part = getattr(config, name, None)
+    return part if isinstance(part, PretrainedConfig) else None
+
+
+def _cut(
+    config: PretrainedConfig, values: dict[str, Any], full: dict[str, Any], layers: Layers, kept: list[int]
+) -> PretrainedConfig:
+    values = dict(values)
+    cut_layers(layers, values, kept)
+    overrides = {new: layers.overrides[old] for new, old in enumerate(kept) if old in layers.overrides}
+    if layers.overrides:
+        values["per_layer_config"] = {i: shrink_overrides(own, values, full) for i, own in overrides.items()}
+    return type(config).from_dict(values)
+
+
+def _has_all_kinds(small: PretrainedConfig, layers: Layers) -> bool:
+    """Whether what the small config derives for its layers has every value that the full one has."""
+    return all(set(map(str, view)) <= set(map(str, getattr(small, name))) for name, view in layers.views.items())

@@ -1,0 +1,156 @@
+"""Small sizes by the names of a config's fields; sizes that depend on one another stay consistent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from onboard.analysis.few_experts import few_experts
+from onboard.analysis.tiny_mixers import shrink_mixers
+
+VOCABULARY = 131
+HIDDEN = 64
+HEADS = 4
+WINDOW = 5
+"""Shorter than any prompt that probes and proofs use."""
+MAX_POSITIONS = 256
+ORIGINAL_POSITIONS = 64
+"""Where RoPE that scales with length switches; prompts lie on both sides of it."""
+
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 96,
+    "num_attention_heads": HEADS,
+    "max_position_embeddings": MAX_POSITIONS,
+    "original_max_position_embeddings": ORIGINAL_POSITIONS,
+    "sliding_window": WINDOW,
+    "n_inner": 96,
+    "ffn_dim": 96,
+    "d_ff": 96,
+    "d_inner": 96,
+    "feed_forward_size": 96,
+    "ffn_hidden_size": 96,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 96,
+    "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "word_embed_proj_dim": HIDDEN,
+    "embedding_dim": HIDDEN,
+    "backbone_hidden_size": HIDDEN,
+    "hidden_size_per_layer_input": 12,
+    "laurel_rank": 8,
+    "adapter_rank": 8,
+    "indexer_head_dim": 2 * HIDDEN // HEADS,
+    "indexer_budget": 8,
+    "indexer_n_heads": 2,
+    "ple_embed_dim": HIDDEN,
+    "ngram_vocab_size_base": VOCABULARY,
+    "rotary_dim": 8,
+    "n_ctx": MAX_POSITIONS,
+    "window_size": WINDOW,
+    "max_seq_len": MAX_POSITIONS,
+    "num_query_groups": HEADS,
+}
+_WIDTHS = ("attention_hidden_size", "lru_width")
+"""Widths that are a multiple of the model's own."""
+_HEAD_DIMS = ("head_dim", "d_head", "attention_head_size")
+_KV_HEADS = ("num_key_value_heads", "kv_n_heads", "swa_num_key_value_heads")
+_TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+
+def shrink_sizes(values: dict[str, Any], full: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
+    """Shrink every size among a config's fields.
+
+    Args:
+        values: the fields, changed in place.
+        full: the fields with their real sizes.
+        aliases: usual name -> the name that this config has for it.
+    """
+    native = {name: aliases.get(name, name) for name in (*_SIZES, *_HEAD_DIMS, *_KV_HEADS)}
+    hidden, heads = full.get(native["hidden_size"]), full.get(native["num_attention_heads"])
+    for name, size in _SIZES.items():
+        values.update(_resized(values, native[name], size))
+    for name in _WIDTHS:
+        if isinstance(values.get(name), int) and hidden:
+            values[name] = values[name] * HIDDEN // hidden
+    for name in _KV_HEADS:
+        if values.get(native[name]) is not None:
+            values[native[name]] = _kv_heads(values[native[name]], heads)
+    for name in _HEAD_DIMS:
+        if values.get(native[name]) is not None:
+            values[native[name]] = _head_dim(values[native[name]], values, full, heads, hidden)
+    for index, name in enumerate(_TOKEN_IDS):
+        if values.get(name) is not None:
+            values[name] = index
+    _shrink_axes(values)
+    values |= few_experts(values)
+    shrink_mixers(values, full)
+
+
+def shrink_overrides(overrides: Mapping[str, Any], small: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one layer's own fields with the ratio to the other layers' that they have in the full config."""
+    ratios = {name: value / full[name] for name, value in overrides.items() if _is_size(value) and full.get(name)}
+    return {name: int(small[name] * ratios[name]) if name in ratios else overrides[name] for name in overrides}
+
+
+def shrink_rope(value: Any, head_dim: int) -> Any:
+    """Shrink lengths, sections and per-channel factors inside RoPE parameters, however deep they lie."""
+    if not isinstance(value, dict):
+        return value
+    out = {key: shrink_rope(item, head_dim) for key, item in value.items()}
+    if out.get("original_max_position_embeddings") is not None:
+        out["original_max_position_embeddings"] = ORIGINAL_POSITIONS
+    rotary = int(head_dim * out.get("partial_rotary_factor", 1.0)) // 2
+    for key in ("short_factor", "long_factor"):
+        if isinstance(factors := out.get(key), list) and factors:
+            out[key] = [factors[index * len(factors) // rotary] for index in range(rotary)]
+    if isinstance(sections := out.get("mrope_section"), list):
+        out["mrope_section"] = _sections(sections, rotary)
+    return out
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+def _resized(values: Mapping[str, Any], name: str, size: int) -> dict[str, Any]:
+    """Return the field with its new size; a list has one size a layer."""
+    value = values.get(name)
+    if isinstance(value, list | tuple) and all(_is_size(item) for item in value):
+        return {name: [size] * len(value)}
+    return {} if value is None or isinstance(value, list | tuple | str) else {name: size}
+
+
+def _kv_heads(kv_heads: int, heads: int | None) -> int:
+    return {heads: HEADS, 1: 1}.get(kv_heads, HEADS // 2)
+
+
+def _head_dim(
+    size: int, values: Mapping[str, Any], full: Mapping[str, Any], heads: int | None, hidden: int | None
+) -> int:
+    """A size that divides the width of the attention goes on doing so; another one stays another one."""
+    width = full.get("attention_hidden_size", hidden)
+    if heads is None or width is None or size * heads != width:
+        return 2 * HIDDEN // HEADS
+    return int(values.get("attention_hidden_size", HIDDEN) // HEADS)
+
+
+def _sections(sections: list[int], channels: int) -> list[int]:
+    """Share `channels` out in the ratio of `sections`; what is left over goes to the first."""
+    shares = [section * channels // sum(sections) for section in sections]
+    return [shares[0] + channels - sum(shares), *shares[1:]]
+
+
+def _shrink_axes(values: dict[str, Any]) -> None:
+    """Axial positions: the axes' lengths make up all positions and their widths the model's."""
+    if isinstance(values.get("axial_pos_shape"), list | tuple):
+        values["axial_pos_shape"] = [16, MAX_POSITIONS // 16]
+        values["axial_pos_embds_dim"] = [HIDDEN // 4, HIDDEN - HIDDEN // 4]
+    for name in values:
+        if re.fullmatch(r"\w+_attn_chunk_length", name):
+            values[name] = 4

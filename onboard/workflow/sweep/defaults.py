@@ -1,0 +1,75 @@
+"""What checkpoints set and a config class's defaults leave out, by the names of the config's fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transformers import PretrainedConfig
+
+_Fields = Mapping[str, Any]
+
+_WHERE_NONE: dict[str, Callable[[_Fields], Any]] = {
+    "head_dim": lambda fields: fields["hidden_size"] // fields["num_attention_heads"],
+    "num_key_value_heads": lambda fields: fields["num_attention_heads"],
+    "n_routed_experts": lambda fields: 64,
+    "n_shared_experts": lambda fields: 2,
+    "num_experts_per_tok": lambda fields: 6,
+    "default_language": lambda fields: fields["languages"][0],
+    "hash_seed": lambda fields: 0,
+    "attn_layer_indices": lambda fields: list(range(1, fields["num_hidden_layers"], 8)),
+    "indexer_n_heads": lambda fields: 16,
+    "indexer_kv_heads": lambda fields: 1,
+    "indexer_head_dim": lambda fields: fields["head_dim"],
+    "indexer_budget": lambda fields: 2048,
+    "indexer_compress_ratio": lambda fields: 4,
+}
+"""A field -> its value where it has none; the fields of the config are given."""
+
+
+def complete(config: PretrainedConfig) -> PretrainedConfig:
+    """Return a config that a model can be made of, with every kind of layer that its class knows."""
+    fields = config.to_dict()
+    plain = {name: value(fields) for name, value in _WHERE_NONE.items() if name in fields and fields[name] is None}
+    changes = plain | _decoder(fields) | _kinds_of_layers(fields) | _rope(fields) | _parts(config, fields)
+    return type(config).from_dict(fields | changes) if changes else config
+
+
+def _decoder(fields: _Fields) -> dict[str, Any]:
+    """Where a class serves encoders too, a checkpoint for generation says that it is a decoder."""
+    return {"is_decoder": True} if fields.get("is_decoder") is False else {}
+
+
+def _kinds_of_layers(fields: _Fields) -> dict[str, Any]:
+    """Convolutions and attention in turn, where the defaults name no layer, or all of them, as attention."""
+    count = fields.get("num_hidden_layers", 0)
+    if "conv_L_cache" not in fields:
+        return {}
+    if fields.get("layer_types", ()) is None:
+        return {"layer_types": ["conv" if index % 3 < 2 else "full_attention" for index in range(count)]}
+    if fields.get("full_attn_idxs") == list(range(count)):
+        return {"full_attn_idxs": list(range(2, count, 3)), "layer_types": None}
+    return {}
+
+
+def _rope(fields: _Fields) -> dict[str, Any]:
+    """RoPE of each kind of layer, where it is asked for and there is none: windows with it, whole attention without."""
+    if fields.get("rope_parameters") != {} or not fields.get("layer_types"):
+        return {}
+    kinds = ["full_attention" if index % 4 == 3 else "sliding_attention" for index in range(len(fields["layer_types"]))]
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    return {"layer_types": kinds, "rope_parameters": {"sliding_attention": rope, "full_attention": None}}
+
+
+def _parts(config: PretrainedConfig, fields: _Fields) -> dict[str, Any]:
+    """The configs inside this one, completed; attention's own has the base of RoPE and a clip."""
+    changes: dict[str, Any] = {}
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
+        if isinstance(part, PretrainedConfig):
+            own = complete(part).to_dict()
+            if "kv_n_heads" in own:
+                own = {"rope_theta": 10000.0} | own | {"clip_qkv": own.get("clip_qkv") or 8}
+            if own != fields[name]:
+                changes[name] = own
+    return changes

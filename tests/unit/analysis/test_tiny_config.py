@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from onboard.analysis.tiny import build_tiny, load_config, tiny_config
+from onboard.analysis.tiny_sizes import HIDDEN, VOCABULARY
+
+
+def _tiny(model_type: str, **values: Any) -> Any:
+    return tiny_config(load_config({"model_type": model_type, **values}))
+
+
+def test_floats_that_json_has_not_are_read_as_transformers_writes_them(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("mamba2")
+    assert math.isinf(config.time_step_limit[1])
+    config.save_pretrained(tmp_path)
+    again = load_config(json.loads((tmp_path / "config.json").read_text()))
+    assert tuple(again.time_step_limit) == tuple(config.time_step_limit)
+
+
+def test_layers_that_are_named_by_their_index_are_kept() -> None:
+    config = _tiny("bamba", attn_layer_indices=[9, 18, 27])
+    assert config.layers_block_type == ["linear_attention", "full_attention"]
+    assert config.attn_layer_indices == [1]
+
+
+def test_layers_that_share_keys_and_values_keep_the_layers_that_make_them() -> None:
+    full = load_config({"model_type": "gemma3n_text"})
+    config: Any = tiny_config(full)
+    kinds, all_kinds = (set(zip(c.layer_types, c.kv_sharing_modes, strict=True)) for c in (config, full))
+    assert kinds == all_kinds
+    assert len(all_kinds) == 6
+    assert config.num_hidden_layers < full.num_hidden_layers
+
+
+def test_kinds_that_follow_from_the_position_take_the_first_layers() -> None:
+    config = _tiny("recurrent_gemma")
+    assert config.layers_block_type == ["linear_attention", "linear_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize("model_type", ["zamba", "zamba2"])
+def test_a_block_that_hybrid_layers_share_is_in_two_of_them(model_type: str) -> None:
+    assert list(_tiny(model_type).layers_block_type).count("hybrid") == 2
+
+
+def test_what_single_layers_have_for_themselves_keeps_its_ratio() -> None:
+    config = _tiny("gemma4_text")
+    heads = {kind: config.per_layer_config[kind].head_dim for kind in config.layer_types}
+    assert heads["full_attention"] == 2 * heads["sliding_attention"]
+
+
+def test_configs_inside_a_config_are_made_small() -> None:
+    config = _tiny("gemma3")
+    for part in (config.text_config, config.vision_config):
+        assert (part.hidden_size, part.num_hidden_layers) == (HIDDEN, 2)
+    assert config.text_config.vocab_size == VOCABULARY
+
+
+def test_widths_that_are_a_multiple_of_the_models_stay_one() -> None:
+    config = _tiny("zamba2")
+    assert config.attention_hidden_size == 2 * HIDDEN == config.num_attention_heads * config.attention_head_dim
+
+
+def test_sections_of_rope_fill_the_rotary_channels() -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]}
+    config = _tiny("qwen2", rope_parameters=rope)
+    assert config.rope_parameters["mrope_section"] == [2, 3, 3]
+    assert config.hidden_size // config.num_attention_heads == 16
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "gemma3n_text", "dots3_note_text", "reformer", "longcat_flash"])
+def test_a_small_model_runs_and_is_small(model_type: str) -> None:
+    model = build_tiny(load_config({"model_type": model_type, "is_decoder": True}))
+    assert isinstance(model.config, PretrainedConfig)
+    assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
+    logits = model(input_ids=torch.arange(12).unsqueeze(0), use_cache=False).logits
+    assert torch.isfinite(logits).all()

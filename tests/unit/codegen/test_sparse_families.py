@@ -1,0 +1,50 @@
+"""Attention whose keys an indexer chooses, end to end: analyze, generate, prove against transformers."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from onboard.analysis.analyze import analyze
+from onboard.analysis.spec import ModelSpec
+from onboard.codegen.model_file import generate_model_file
+from onboard.codegen.prove import TOLERANCE, prove
+from onboard.errors import OnboardError
+
+FAMILY = "glm_moe_dsa"
+KINDS = {
+    "num_hidden_layers": 3,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "indexer_types": ["full", "full", "shared"],
+}
+
+
+@cache
+def _generated() -> tuple[ModelSpec, str]:
+    spec = analyze({"model_type": FAMILY, **KINDS}, model=f"test/{FAMILY}")
+    return spec, generate_model_file(spec)
+
+
+def test_own_and_shared_choices_of_keys_equal_transformers_and_export() -> None:
+    spec, text = _generated()
+    proofs = prove(text, spec)
+    assert proofs[-1].path == ""
+    assert max(proof.error for proof in proofs) <= TOLERANCE
+    assert text.count(".torch_sparse_mla(") == 1
+    assert "torch.sym_min(self.index_topk" in text
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "block"),
+    [
+        ("self.index_topk, index_scores", "self.index_topk - 1, index_scores", "indexer"),
+        ("triu(1)", "triu(2)", "indexer"),
+        ("sparse_indices, self.scaling", "sparse_indices.sort(dim=-1).values[..., 1:], self.scaling", "self_attn"),
+    ],
+)
+def test_another_choice_of_keys_is_found_out(right: str, wrong: str, block: str) -> None:
+    spec, text = _generated()
+    assert right in text
+    with pytest.raises(OnboardError, match=block):
+        prove(text.replace(right, wrong), spec, export=False)

@@ -1,0 +1,42 @@
+"""Latent attention to chosen keys: against float64 element by element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import naive
+import pytest
+import torch
+from naive import relative_error
+
+import onboard.ops  # noqa: F401
+from onboard.ops.sparse import chosen_keys
+
+ops: Any = torch.ops.onboard
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_sparse_mla_sees_the_chosen_keys_that_are_not_later(with_sinks: bool) -> None:
+    heads, nope, rope, rank, value_dim, length = 3, 8, 4, 12, 6, 9
+    q_nope, q_pe = torch.randn(2, length, heads, nope), torch.randn(2, length, heads, rope)
+    latent, kpe = torch.randn(2, length, rank), torch.randn(2, length, 1, rope)
+    weight = torch.randn(heads * (nope + value_dim), rank)
+    sinks = torch.randn(heads) if with_sinks else None
+    indices = torch.rand(2, length, length).argsort(-1)[..., :4]
+    indices[..., 0] = torch.arange(length)  # each query sees a key at least
+    expanded = torch.einsum("bsr,nor->bsno", latent.double(), weight.double().view(heads, -1, rank))
+    key = torch.cat([expanded[..., :nope], kpe.double().expand(-1, -1, heads, -1)], -1)
+    mask = torch.zeros(2, 1, length, length, dtype=torch.bool)
+    for row, query, choice in [(b, i, int(k)) for b in range(2) for i in range(length) for k in indices[b, i]]:
+        mask[row, 0, query, choice] = True
+    assert torch.equal(chosen_keys(indices.int(), length), mask)
+    options = naive.Options(scale=0.3, sinks=sinks)
+    expected = naive.attention(torch.cat([q_nope, q_pe], -1), key, expanded[..., nope:], options, mask)
+    actual = ops.torch_sparse_mla(q_nope, q_pe, latent, kpe, weight, indices.int(), 0.3, sinks)
+    assert relative_error(actual, expected) < 1e-6
+
+
+def test_registration_is_sound() -> None:
+    q, latent, kpe = torch.randn(2, 3, 2, 4), torch.randn(2, 3, 6), torch.randn(2, 3, 1, 4)
+    indices = torch.zeros(2, 3, 1, dtype=torch.int32)
+    torch.library.opcheck(ops.torch_sparse_mla.default, (q, q + 1, latent, kpe, torch.randn(2 * 9, 6), indices))
