@@ -12,6 +12,9 @@ from onboard.analysis.tiny_sizes import VOCABULARY, shrink_overrides, shrink_rop
 from onboard.errors import OnboardError
 from onboard.graph.architecture import find_language_model, is_composite
 
+_SECTIONS = [16, 24, 24]
+"""Of time, height and width, in the ratio that Qwen2-VL has (arXiv:2409.12191)."""
+
 
 def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
     """Return a small config with every kind of layer that `config` has; configs inside it are made small, too.
@@ -38,7 +41,7 @@ def _shrink(config: PretrainedConfig) -> PretrainedConfig:
     values = dict(full)
     shrink_sizes(values, full, config.attribute_map)
     values |= {name: _shrink(part).to_dict() for name in config.sub_configs if (part := _part(config, name))}
-    values = shrink_rope(values, values.get("head_dim") or 16)
+    values = shrink_rope(_with_sections(config, values), values.get("head_dim") or 16)
     layers = read_layers(config, full)
     if layers is None:
         return type(config).from_dict(values)
@@ -47,6 +50,14 @@ def _shrink(config: PretrainedConfig) -> PretrainedConfig:
     if _has_all_kinds(small, layers):
         return small
     return _cut(config, values, full, layers, prefix(layers, kept[-1] + 1))
+
+
+def _with_sections(config: PretrainedConfig, values: dict[str, Any]) -> dict[str, Any]:
+    """Write out how RoPE shares channels out to several axes where the config leaves it to the model's own default."""
+    rope = values.get("rope_parameters")
+    if "mrope_section" not in getattr(config, "ignore_keys_at_rope_validation", ()) or not isinstance(rope, dict):
+        return values
+    return values | {"rope_parameters": {"mrope_section": _SECTIONS} | rope} if "rope_type" in rope else values
 
 
 def _part(config: PretrainedConfig, name: str) -> PretrainedConfig | None:

@@ -110,6 +110,13 @@ class ModelFactory:
             model: nn.Module = causal_lm_class(self.config)._from_config(self.config)
         return model
 
+    def composite(self) -> Any:
+        """Return transformers' own model, parameters on the meta device in the run's dtype, buffers with values."""
+        with _parameters_on(torch.device("meta"), self.dtype):
+            own = causal_lm_class(self.config)
+            model = own._from_config(self.config, dtype=self.dtype, attn_implementation="eager")
+        return model.eval().requires_grad_(False)
+
     def _hf_model(self) -> nn.Module:
         model = causal_lm_class(self.config)._from_config(self.config, dtype=self.dtype)
         # A subclass, not a wrapper module: parameter names stay the checkpoint's.

@@ -84,6 +84,7 @@ class SequenceInfo:
         logits_rows: IntArray | None = None,
         *,
         rope_length: int = 0,
+        position_ids: IntArray | None = None,
     ) -> None:
         """Describe one step: prefill, chunked prefill, decode or a mixture.
 
@@ -91,7 +92,8 @@ class SequenceInfo:
         tokens of each are cached; `lengths` [sequences] how many are new; `pages` [sequences, <= pages_per_sequence]
         each sequence's pages. `logits_rows` are the rows whose logits are wanted (default: each sequence's last).
         `rope_length` makes the row's largest position at least `rope_length - 1` by a padding row, for models whose
-        rotary table depends on it.
+        rotary table depends on it. `position_ids` [tokens] are the tokens' positions for the model where they are not
+        their places in the sequence: an image's tokens may share some.
         """
         self.num_sequences = len(lengths)
         padding = self._padding(starts, lengths, rope_length)
@@ -112,6 +114,8 @@ class SequenceInfo:
         host = layout.arrays
         host["input_ids"][:tokens] = token_ids
         host["position_ids"][:tokens] = positions
+        if position_ids is not None:
+            host["position_ids"][: tokens - padding] = position_ids
         host["position_ids"][tokens - padding : tokens] = max(rope_length - 1, 0)
         host["slot_mapping"][:tokens] = pages[sequence, page].astype(np.int64) * self.page_size + offset
         host["logits_gather_indices"][: len(wanted)] = wanted

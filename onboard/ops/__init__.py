@@ -14,6 +14,7 @@
 | `torch_moe` | `moe.py` |
 | `gather_logits_before_lm_head` | `gather.py` |
 | `torch_cached_attention` | `cached_attention.py` |
+| `torch_cached_block_attention` | `block_attention.py` |
 | `torch_fused_add_rmsnorm`, `torch_silu_and_mul`, `torch_rope_cached`, `torch_fused_swiglu_mlp` | `fused.py` |
 | `triton_cached_attention` | `triton/cached_attention.py` |
 | `triton_rmsnorm`, `triton_fused_add_rmsnorm` | `triton/rmsnorm.py` |
@@ -32,6 +33,7 @@ import importlib.util
 
 from onboard.ops import (  # noqa: F401  (registers)
     attention,
+    block_attention,
     cached_attention,
     causal_conv,
     delta_rule,

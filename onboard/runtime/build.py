@@ -15,6 +15,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.factory import ModelFactory
 from onboard.graph.invariants import uncached_attention
 from onboard.graph.pipeline import Observer, Pipeline, load_pipeline
+from onboard.runtime.composite import Composite
 from onboard.runtime.engine import Engine
 from onboard.runtime.rope import length_dependent_rope
 from onboard.runtime.tokenizer import Tokenizer
@@ -52,6 +53,7 @@ def build_engine(
         tokenizer=Tokenizer.load(checkpoint),
         eos_token_ids=eos_token_ids(checkpoint, context.factory.text_config),
         vocab_size=getattr(context.factory.text_config, "vocab_size", None),
+        composite=Composite(context) if context.factory.eager_modules else None,
         rope=length_dependent_rope(context.factory.text_config.to_dict()),
         history=context.history,
         facts=context.facts,

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-from onboard.codegen.translate.values import Config, Self, Untranslatable, Value, attribute
+from onboard.codegen.translate.values import Config, Self, Value, attribute
 from onboard.graph import architecture
 
 if TYPE_CHECKING:
@@ -27,18 +27,20 @@ def text_config(config: Config) -> Config:
 
 def chosen_class(obj: Any, args: Args) -> type[nn.Module] | None:
     """Return the class that `AutoModel.from_config` or a model's own `_from_config` makes, None for others."""
-    owner = getattr(obj, "__self__", None)
+    owner: Any = getattr(obj, "__self__", None)
     if not isinstance(owner, type) or obj.__name__ not in ("from_config", "_from_config"):
         return None
     if not issubclass(owner, _BaseAutoModelClass | PreTrainedModel):
         return None
+    nothing: type[nn.Module] = PreTrainedModel
     config = next((item for item in (*args.positional, args.keywords.get("config")) if isinstance(item, Config)), None)
     if config is None:
-        raise Untranslatable(f"{owner.__name__}.{obj.__name__} of an unknown config")
+        return nothing  # of a part that this config does not have: it cannot be called
     args.keywords.pop("config", None)
     args.positional[:] = [config]
     if issubclass(owner, PreTrainedModel):
-        return owner
+        own: type[nn.Module] = owner
+        return own
     table: Any = vars(owner)["_model_mapping"]
     chosen = table[type(config.obj)]
     first: type[nn.Module] = chosen[0] if isinstance(chosen, tuple) else chosen
