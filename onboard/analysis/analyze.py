@@ -16,6 +16,7 @@ from transformers import PretrainedConfig
 from onboard.analysis import mixers, probe
 from onboard.analysis.composite import is_under, unused_parts
 from onboard.analysis.experts import probe_experts
+from onboard.analysis.own_cache import cache_notes
 from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
 from onboard.analysis.source import location, module_source
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
@@ -63,16 +64,19 @@ def analyze(
     tiny = build_tiny(full)
     try:
         recordings = _record(tiny)
+        notes = cache_notes(tiny)
     except OnboardError:
         raise
     except Exception as error:
         raise OnboardError(f"a small {full.model_type} model does not run: {one_line(error)}") from error
     try:
-        return _spec(config, full, tiny, recordings, model, revision)
+        spec = _spec(config, full, tiny, recordings, model, revision)
     except OnboardError:
         raise
     except Exception as error:
         raise OnboardError(f"{full.model_type} cannot be analysed: {one_line(error)}") from error
+    spec.tricky.extend(notes)
+    return spec
 
 
 def _spec(
@@ -104,6 +108,7 @@ def _spec(
         blocks=blocks,
         layer_kinds=kinds,
         eager=eager,
+        never_called=_never_called(tiny, recordings),
         tricky=_tricky(text_config(full), recordings[0]),
     )
 
@@ -159,15 +164,7 @@ def _module_blocks(model: nn.Module, recording: Recording, eager: list[str]) -> 
     blocks: dict[str, Block] = {}
     attention = {call.path for call in recording.attention}
     separate = separate_experts(model)
-    for path, module in model.named_modules():
-        cls = type(module)
-        if (
-            cls.__module__.startswith("torch.")
-            or cls.__name__ in blocks
-            or is_under(path, eager)
-            or cls.__module__ == "transformers.activations"
-        ):
-            continue
+    for cls, (path, module) in _examples(model, recording, eager).items():
         finding = _classify(model, path, module, recording, attention, separate)
         blocks[cls.__name__] = Block(
             class_name=cls.__name__,
@@ -178,6 +175,26 @@ def _module_blocks(model: nn.Module, recording: Recording, eager: list[str]) -> 
             evidence=finding.evidence,
         )
     return list(blocks.values())
+
+
+def _never_called(model: nn.Module, recordings: list[Recording]) -> list[str]:
+    """Return the paths of modules, other than PyTorch's, that ran in no recording."""
+    own = [path for path, module in model.named_modules() if not type(module).__module__.startswith("torch.")]
+    return [path for path in own if all(path not in recording.modules for recording in recordings)]
+
+
+def _examples(model: nn.Module, recording: Recording, eager: list[str]) -> dict[type, tuple[str, nn.Module]]:
+    """Return path and module of the first example of each class in the tree, the first one that runs if one does."""
+    found: dict[type, tuple[str, nn.Module]] = {}
+    for path, module in model.named_modules():
+        cls = type(module)
+        if cls.__module__.startswith("torch.") or cls.__module__ == "transformers.activations":
+            continue
+        if is_under(path, eager):
+            continue
+        if cls not in found or (found[cls][0] not in recording.modules and path in recording.modules):
+            found[cls] = path, module
+    return found
 
 
 def _classify(
@@ -252,6 +269,7 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     if not isinstance(parameters, dict) or not hasattr(type(module), "compute_default_rope_parameters"):
         return probe.Finding("other")
     per_layer_type = "rope_type" not in parameters
+    some_types = {"some_types": True} if per_layer_type and set(config.layer_types) - parameters.keys() else {}
     ropes = {finding.parameters["op"] for call in recording.functions if (finding := probe.probe_rope(call))}
     complex_form = ropes == {"torch_rope_with_complex_freqs"}
     longrope = "longrope" in str(parameters) or hasattr(config, "original_max_position_embeddings")
@@ -259,7 +277,7 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     style = "complex" if complex_form else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
     return probe.Finding(
         "rotary",
-        {"style": style, "per_layer_type": per_layer_type, "longrope": longrope},
+        {"style": style, "per_layer_type": per_layer_type, "longrope": longrope} | some_types,
         [f"probe: cos^2 + sin^2 = {scale:.6g}^2 everywhere", "config.json: rope_parameters"],
     )
 

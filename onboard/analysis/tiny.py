@@ -64,13 +64,17 @@ def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
     return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
 
 
-def randomize(model: nn.Module, seed: int) -> None:
-    """Fill every floating-point tensor of the state dict, norm weights, biases and sinks too, with random values."""
+def randomize(model: nn.Module, seed: int, center: float = 0.7) -> None:
+    """Fill every floating-point tensor of the state dict, norm weights, biases and sinks too, with random values.
+
+    Those of vectors lie around `center`. Recurrent mixers take their decay and their step from vectors through exp and
+    softplus: with 0.7 they forget within a few tokens, with a negative center they remember for long.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in model.state_dict().values():
             if tensor.is_floating_point():
-                scale, shift = (tensor.shape[-1] ** -0.5, 0.0) if tensor.dim() > 1 else (0.3, 0.7)
+                scale, shift = (tensor.shape[-1] ** -0.5, 0.0) if tensor.dim() > 1 else (0.3, center)
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale + shift)
 
 

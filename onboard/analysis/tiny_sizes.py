@@ -21,6 +21,7 @@ ORIGINAL_POSITIONS = 64
 _SIZES = {
     "vocab_size": VOCABULARY,
     "vocab_size_per_layer_input": VOCABULARY,
+    "decoder_vocab_size": VOCABULARY,
     "hidden_size": HIDDEN,
     "intermediate_size": 96,
     "num_attention_heads": HEADS,

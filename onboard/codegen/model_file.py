@@ -149,6 +149,7 @@ def _rotary(item: ClassText, recognised: Recognised, spec: ModelSpec, translator
         config_class=type(config_of(translator, item.cls)).__name__,
         default=rope_default(translator, item.cls),
         x=found[1].args.args[1].arg,
+        reads=translator.states[item.cls].read_outside,
         **recognised.parameters,
     ).strip()
 

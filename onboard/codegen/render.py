@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -42,7 +43,13 @@ def environment(root: Path | None = None) -> Environment:
 
 
 def python_literal(value: Any) -> str:
-    """Return `value` as a Python literal; read back it is the same value."""
+    """Return `value` as a Python literal; read back it is the same value. Floats without a literal are calls."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if type(value) is dict:
+        return "{" + ", ".join(f"{python_literal(key)}: {python_literal(item)}" for key, item in value.items()) + "}"
+    if type(value) is list:
+        return "[" + ", ".join(map(python_literal, value)) + "]"
     text = repr(value)
     assert ast.literal_eval(text) == value, f"{value!r} has no literal"
     return text

@@ -28,7 +28,8 @@ def export_to_graph(
 
     Its placeholders are the keys of `inputs`; it returns the first tensor of the model's output alone (the logits).
     Attribute names, persistence of buffers and ties are the model's: `meta["tied_parameters"]` maps each further name
-    of a parameter to the name that the graph reads. Nothing is computed and no weight memory is taken.
+    of a parameter to the name that the graph reads, and `meta["unread_parameters"]` names those of the model that it
+    does not read at all. Nothing is computed and no weight memory is taken.
     """
     mode = FakeTensorMode(shape_env=ShapeEnv(tracked_fakes=[]), allow_non_fake_inputs=True, export=True)
     with _fake_state(model, mode, device), torch.no_grad():
@@ -108,6 +109,8 @@ def _rehomed(exported: fx.GraphModule, model: nn.Module, *, clone: bool) -> fx.G
     _add_ties(gm, tied)
     _mark_non_persistent(gm, model)
     gm.meta["tied_parameters"] = tied
+    read = {node.target for node in graph.nodes if node.op == "get_attr" and node.users}
+    gm.meta["unread_parameters"] = {name for name in model.state_dict() if names[name] not in read}
     return gm.eval()
 
 

@@ -80,6 +80,12 @@ def further_names(gm: nn.Module, name: str) -> list[str]:
     return [other for other in [first, *(key for key in tied if tied[key] == first)] if other != name]
 
 
+def unread_names(gm: nn.Module) -> set[str]:
+    """Return the names of the exported model's weights that no part of the graph reads: checkpoints may have them."""
+    names: set[str] = getattr(gm, "meta", {}).get("unread_parameters", set())
+    return names
+
+
 def set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     """Put a parameter under a dotted name, with the modules on the way."""
     *path, leaf = name.split(".")

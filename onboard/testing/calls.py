@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,11 @@ class Call:
     arguments: dict[str, Any]
     outputs: list[torch.Tensor] = field(default_factory=list)
     """The tensors of the returned value, in order."""
+
+    def note_positions(self, position_ids: torch.Tensor) -> None:
+        """Keep the prompt's positions where Hugging Face gave the block none: it counted them itself."""
+        if self.arguments.get("position_ids") is None:
+            self.arguments["position_ids"] = position_ids
 
     def replay(self, block: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Call the generated `block` with these arguments, by name; return pairs of its tensors and Hugging Face's.
@@ -72,7 +78,12 @@ def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
 
 
 def _for_each_row(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
-    """Repeat what Hugging Face made for the whole batch at once: positions [sequence, hidden] that it counts itself."""
+    """Repeat what Hugging Face made for the whole batch at once: positions [sequence, hidden] that it counts itself.
+
+    Given one row of positions without a batch, [sequence], its block may add a batch of one, which ours does not.
+    """
+    if expected.dim() == 3 and expected.shape == (1, *actual.shape):
+        return expected[0]
     once = actual.dim() == 3 and expected.shape in (actual.shape[1:], (1, *actual.shape[1:]))
     return expected.expand_as(actual) if once else expected
 
@@ -108,6 +119,8 @@ def record_calls(
     with torch.no_grad():
         for prompt in prompts:
             model(**prompt, attention_mask=torch.ones_like(prompt["input_ids"]), use_cache=False)
+            for call in itertools.chain.from_iterable(calls.values()):
+                call.note_positions(prompt["position_ids"])
     for handle in handles:
         handle.remove()
     unused = [path for path, found in calls.items() if not found]

@@ -176,7 +176,41 @@ def test_recording_a_block_that_never_runs_is_an_error() -> None:
             return self.used(input_ids)
 
     with pytest.raises(AssertionError, match=r"never called \['idle'\]"):
-        record_calls(Idle(), ["used", "idle"], [{"input_ids": torch.ones(2)}])
+        record_calls(Idle(), ["used", "idle"], [{"input_ids": torch.ones(2), "position_ids": torch.ones(2)}])
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 2)
+        self.places = Places()
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, **unused: object) -> torch.Tensor:
+        return self.table(input_ids) + self.places(input_ids)
+
+
+class Places(nn.Embedding):
+    def __init__(self) -> None:
+        super().__init__(8, 2)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.arange(input_ids.shape[1]))
+
+
+class Given(nn.Module):
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        self.places = places
+
+    def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
+        return nn.functional.embedding(position_ids, self.places.weight)
+
+
+def test_a_block_gets_the_positions_that_hugging_face_counts() -> None:
+    model = Counting()
+    (call,) = record_calls(model, ["places"], [random_prompt(4, 2, 6, seed=1, counted=True)])["places"]
+    ((actual, expected),) = call.replay(Given(model.places))
+    assert torch.equal(actual, expected)
 
 
 def test_a_model_file_is_executed_again_after_another_took_its_place(

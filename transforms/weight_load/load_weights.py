@@ -13,7 +13,7 @@ from onboard.graph.checkpoint import Checkpoint, find_non_finite
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 from onboard.graph.weight_names import declared_renaming, explain_unused, match_names, module_renaming, set_aside
-from onboard.graph.weights import further_names, move_buffers, set_parameter, tied_names, weight_plan
+from onboard.graph.weights import further_names, move_buffers, set_parameter, tied_names, unread_names, weight_plan
 
 _WRONG_MODEL = "The checkpoint and the model differ: onboard the model again"
 _RANDOM_SCALE = 0.02  # the usual `initializer_range`
@@ -52,7 +52,7 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
         plan, checkpoint = weight_plan(gm), Checkpoint(context.factory.checkpoint)
         wanted = {part: [part, *further_names(gm, part)] for names in groups for part in plan.parts(names[0])}
         buffers = [name for name, _ in gm.named_buffers() if name in gm.state_dict()]
-        found = _find(wanted, buffers, checkpoint, context)
+        found = _find(wanted, buffers, unread_names(gm), checkpoint, context)
         device = self.config.checkpoint_device or context.device
         for names in groups:
             parameter = _allocate(gm, names[0], context)
@@ -64,14 +64,20 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
 
 
 def _find(
-    wanted: dict[str, list[str]], buffers: list[str], checkpoint: Checkpoint, context: TransformContext
+    wanted: dict[str, list[str]],
+    buffers: list[str],
+    unread: set[str],
+    checkpoint: Checkpoint,
+    context: TransformContext,
 ) -> dict[str, str]:
     """Return each part's checkpoint name, any name of a tied tensor; raise when the two sides differ.
 
-    A persistent buffer that the checkpoint lacks keeps its initial value, which is a fact.
+    The weights `unread` belong to the model, which does not run them (a decoder's cross attention). A persistent
+    buffer that the checkpoint lacks keeps its initial value, which is a fact.
     """
     available, rename = checkpoint.names(), _declared_renaming(context)
-    matches = match_names([*chain(*wanted.values()), *buffers], available, rename)
+    names = [*chain(*wanted.values()), *buffers, *unread]
+    matches = match_names(names, available, rename)
     found = {part: matches[name] for part, names in wanted.items() if (name := _first(names, matches))}
     if missing := [part for part in wanted if part not in found]:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""

@@ -41,6 +41,8 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             store_attribute(attr, settle(value, frame), frame, origin)
         case ast.Attribute(value=owner, attr=attr) if _states_a_fact(owner, attr, value, frame):
             return
+        case ast.Attribute(value=ast.Name(id=variable), attr=attr) if _is_copied_config(variable, frame):
+            _change_config(variable, attr, settle(value, frame), frame, origin)
         case ast.Subscript():
             _store_item(target, settle(value, frame), frame, origin)
         case _:
@@ -53,21 +55,31 @@ def _states_a_fact(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bo
     return isinstance(evaluate(owner, frame), Config) and isinstance(value, Known) and value.value is fact
 
 
+def _is_copied_config(variable: str, frame: Frame) -> bool:
+    known = frame.env.values.get(variable)
+    return isinstance(known, Config) and known.copy is not None
+
+
+def _change_config(variable: str, attr: str, value: Value, frame: Frame, origin: ast.AST) -> None:
+    """Change a copy of the config; the first change is what it is copied for."""
+    config = frame.env.values[variable]
+    assert isinstance(config, Config)
+    assert config.copy is not None
+    if not (isinstance(config.expr, ast.Name) and config.expr.id == variable):
+        frame.emit(ast.Assign([name(variable, store=True)], config.copy), origin)
+        frame.env.values[variable] = Config(name(variable), config.obj, config.copy)
+    frame.emit(ast.Assign([ast.Attribute(name(variable), attr, ast.Store())], residual(value)), origin)
+
+
 def _store_name(variable: str, value: Value, frame: Frame, origin: ast.AST) -> None:
     if not isinstance(value, Result):
         frame.bind(variable, value, origin)
         return
-    if _is_plain_tuple(value):
+    if value.is_plain_tuple:
         frame.bind(variable, Code(value.expr), origin)
         return
     names = [f"{variable}_{index}" for index in range(value.holes)]
     frame.env.values[variable] = bind_result(value, names, frame, origin)
-
-
-def _is_plain_tuple(result: Result) -> bool:
-    """Whether a result is a tuple of its run-time parts and nothing else."""
-    shape = result.shape
-    return not result.transposed and isinstance(shape, Items) and all(isinstance(item, Hole) for item in shape.items)
 
 
 def _unpack(targets: list[ast.expr], value: Value, frame: Frame, origin: ast.AST) -> None:

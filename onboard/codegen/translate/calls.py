@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,13 @@ from transformers.utils import is_torchdynamo_compiling
 
 from onboard.codegen.translate import canonical, composite, latent, objects, recurrent, scores
 from onboard.codegen.translate.values import (
+    CHANNELS,
     NONE,
     POSITIONS,
+    SHARED,
     UPCAST,
     AttentionInterface,
+    Choice,
     Code,
     Config,
     Global,
@@ -39,6 +43,7 @@ from onboard.codegen.translate.values import (
     is_static,
     name,
     residual,
+    same,
 )
 
 if TYPE_CHECKING:
@@ -122,6 +127,8 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             return scores.softmax(args.positional[0]) or plain_call(callee.expr, args)
         case Instance():
             return frame.translator.call_module(callee, args, frame)
+        case Choice():
+            return _chosen(callee, args, frame)
         case MaskMaker(padding=padding):
             return PaddingMask() if padding else Mask()
         case AttentionInterface():
@@ -131,6 +138,15 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
         case Code(expr=expr, static=static):
             return plain_call(expr, args, static and args.static())
     raise Untranslatable(f"a call of a {type(callee).__name__}")
+
+
+def _chosen(choice: Choice, args: Args, frame: Frame) -> Value:
+    """Return what a call of one of two functions gives, as `a() if test else b()`."""
+    first, second = (call_value(option, args, frame) for option in (choice.first, choice.second))
+    expr = ast.IfExp(choice.test, residual(first), residual(second))
+    if isinstance(first, Instance) and isinstance(second, Instance):
+        return Instance(first.made + second.made, expr, first.optional or second.optional)
+    return Code(expr)
 
 
 def plain_call(function: ast.expr, args: Args, static: bool = False) -> Code:
@@ -147,6 +163,8 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return frame.translator.call_super(attr, args, frame)
         case Mapping():
             return _mapping_method(owner, attr, args, frame)
+        case Mask() if attr == "get":
+            return owner  # one of a dict of masks
         case Code():
             return _tensor_method(owner, attr, args)
         case Known(value=value) if args.known():
@@ -157,6 +175,8 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return composite.text_config(owner)
         case Instance() if attr == "forward":
             return call_value(owner, args, frame)
+        case Instance(classes=classes) if all(frame.translator.has_method(cls, attr) for cls in classes):
+            return frame.translator.call_module(owner, args, frame, attr)
         case Instance() if attr == "register_buffer":
             frame.emit(ast.Expr(plain_call(attribute(residual(owner), attr), args).expr))
             return NONE
@@ -172,7 +192,8 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
     known = [value.value for value in args.positional if isinstance(value, Known)]
     if (attr == "float" or (attr == "to" and _is_float32(args))) and owner.form is None and not owner.static:
         return replace(_cast(owner, attr, args), form=UPCAST)
-    if attr == "transpose" and sorted(map(str, known)) == ["1", "2"] and not owner.static:
+    swaps = attr == "transpose" and sorted(map(str, known)) == ["1", "2"]
+    if swaps and not owner.static and owner.form != CHANNELS:
         return Code(owner.expr, transposed=not owner.transposed)
     if owner.form == POSITIONS and (
         attr in ("expand", "long", "to", "repeat") or (attr == "unsqueeze" and known == [0])
@@ -260,7 +281,7 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if obj in _DROPOUTS:
         return args.positional[0]
     if obj is copy.deepcopy and isinstance(args.positional[0], Config):
-        return args.positional[0]
+        return replace(args.positional[0], copy=plain_call(expr, args).expr)
     if obj is torch.arange and (counted := _counted(args, frame)) is not None:
         return counted
     if obj is is_torchdynamo_compiling:
@@ -283,6 +304,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return parts
     if frame.translator.is_helper(obj):
         return frame.translator.call_function(obj, args, frame)
+    if isinstance(obj, type) and issubclass(obj, UserDict) and all(same(item, NONE) for item in args.positional):
+        return Code(ast.Dict([], []), form=SHARED)
     static = args.static() and not _is_torch(obj)
     if not static and (attended := scores.call_of(obj, args, _unmasked_call(expr, args))) is not None:
         return attended
@@ -321,6 +344,8 @@ def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
 
 def _module_list(expr: ast.expr, args: Args) -> Value:
     match args.positional:
+        case []:
+            return ModuleList((), ast.Call(expr, [], []))
         case [ModuleList(made=made, expr=items)]:
             return ModuleList(made, ast.Call(expr, [items], []))
         case [Items(items=tuple() as items)] if all(isinstance(item, Instance) for item in items):
@@ -335,6 +360,8 @@ def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
     match value, classes:
         case Known(value=known), Global(obj=cls):
             return Known(isinstance(known, cls))
+        case Known(value=known), Items(items=options) if all(isinstance(item, Global) for item in options):
+            return Known(isinstance(known, tuple(item.obj for item in options if isinstance(item, Global))))
         case Mapping(), Global(obj=cls):
             return Known(cls is dict)
         case Items(), Global(obj=cls):

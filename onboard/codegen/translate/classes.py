@@ -10,6 +10,7 @@ import ast
 import inspect
 from collections.abc import Collection
 from collections.abc import Mapping as MappingABC
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny import counts_positions
-from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects
+from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects, unrun
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
@@ -30,9 +31,10 @@ from onboard.codegen.translate.facts import (
     same_fact,
 )
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.results import finish_returns, only_logits, same_call
+from onboard.codegen.translate.results import finish_returns, same_call, with_logits_alone
 from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
+    CHANNELS,
     NONE,
     Code,
     Config,
@@ -119,6 +121,7 @@ class Translator:
         (state,) = self.reached(self.construct(cls, Args([config], {}, [])))
         given = {key: Code(name(key)) for key in ("input_ids", "position_ids")}
         self._method(state, "forward", Args([], dict(given), []))
+        unrun.reach(self)
         return state
 
     def remember_global(self, identifier: str, obj: Any, source: ModuleSource) -> None:
@@ -152,9 +155,10 @@ class Translator:
 
     def decide(self, node: ast.expr, test: Value, frame: Frame) -> bool:
         """Return a static condition's value in this config, the same for all modules of the class."""
-        configs = {key: value.obj for key, value in frame.env.values.items() if isinstance(value, Config)}
+        known = [(key, value) for key, value in frame.env.values.items() if isinstance(value, Config)]
+        configs = {key: value.obj for key, value in known if value.copy is None}
         names = {**frame.source.namespace, "config": self.config, **configs}
-        modules: list[Any] = [m for m in self.model.modules() if frame.cls is not None and type(m) is frame.cls.cls]
+        modules: list[Any] = [] if frame.cls is None else [*self.modules_of(frame.cls.cls)]
         try:
             values = {
                 bool(eval(ast.unparse(residual(test)), {**names, "self": module})) for module in modules or [None]
@@ -164,6 +168,10 @@ class Translator:
         if len(values) != 1:
             raise Untranslatable(f"the condition {ast.unparse(node)}, which differs between layers")
         return values.pop()
+
+    def modules_of(self, cls: type) -> list[nn.Module]:
+        """Return the modules of a class in the small model."""
+        return [module for module in self.model.modules() if type(module) is cls]
 
     def guard(self, condition: ast.expr, frame: Frame) -> None:
         """Have `__init__` assert what this translation takes for granted."""
@@ -181,17 +189,24 @@ class Translator:
         keywords = [ast.keyword(key, residual(value)) for key, value in bound.items()]
         return Instance((Made(cls, bound),), ast.Call(name(cls.__name__), [], keywords))
 
-    def call_module(self, module: Instance, args: Args, frame: Frame) -> Value:
-        """Return the result of calling a submodule."""
+    def has_method(self, cls: type, attr: str) -> bool:
+        """Whether a class has a method that is translated from its source."""
+        found = find_method(cls, attr) if self.translates(cls) else None
+        return found is not None and not found[0].__module__.startswith(("torch.", "transformers.modeling_"))
+
+    def call_module(self, module: Instance, args: Args, frame: Frame, attr: str = "forward") -> Value:
+        """Return the result of calling a submodule, or one of its methods."""
         torch_classes = [cls for cls in module.classes if not self.translates(cls)]
         if len(torch_classes) == len(module.classes):
             return self._call_torch_module(module, args)
-        if torch_classes:
+        own = replace(module, made=tuple(made for made in module.made if self.translates(made.cls)))
+        routines = [self._method(state, attr, args) for state in self.reached(own)]
+        if torch_classes and not (torch_classes == [nn.Identity] and all(item.keeps_one for item in routines)):
             raise Untranslatable(f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}")
-        routines = [self._method(state, "forward", args) for state in self.reached(module)]
         self._share_parameters(routines, args)
-        keeps_order = self._keeps_order(module, args)
-        results = [self._result(module.expr, r, _all_bound(r.node, args), keeps_order) for r in routines]
+        keeps_order = attr == "forward" and self._keeps_order(own, args)
+        function = module.expr if attr == "forward" else attribute(module.expr, attr)
+        results = [self._result(function, r, _all_bound(r.node, args), keeps_order) for r in routines]
         if not all(same_call(results[0], result) for result in results):
             raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
         return results[0]
@@ -207,7 +222,8 @@ class Translator:
         match args.positional:
             case [Code(transposed=True) as only] if all("canonical" in made.arguments for made in module.made):
                 return Code(ast.Call(module.expr, [only.expr], []), transposed=True)  # a norm of the last dimension
-        return plain_call(module.expr, args)
+        called = plain_call(module.expr, args)
+        return replace(called, form=CHANNELS) if set(module.classes) == {nn.Conv1d} else called
 
     def _keeps_order(self, module: Instance, args: Args) -> bool:
         """Whether a module works on the last dimension alone and its only argument is transposed."""
@@ -362,7 +378,7 @@ class Translator:
         if execute(node.body, frame) == RAISES:
             raise Untranslatable(f"{node.name}, which raises")
         if frame.cls is not None and frame.cls.cls is type(self.model) and node.name == "forward":
-            frame.returns = [(statement, only_logits(value)) for statement, value in frame.returns]
+            frame.returns = [(statement, with_logits_alone(value)) for statement, value in frame.returns]
         routine = Routine(node, frame.source)
         routine.shape, routine.holes = finish_returns(frame)
         routine.body = cleanup.clean(frame.out)

@@ -8,13 +8,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
+_ITEMS = "[...]"
+"""What marks a variable whose items are read by others, whatever becomes of the variable."""
+
 
 def clean(body: Sequence[ast.stmt], live_out: frozenset[str] = frozenset()) -> list[ast.stmt]:
     """Return the statements without dead assignments and copies; `live_out` is read after them."""
     statements = list(body)
+    outside = live_out | _of_callers(body)
     for _ in range(100):
         before = _dump(statements)
-        statements, _live = _remove_dead(statements, live_out)
+        statements, _live = _remove_dead(statements, outside)
         statements = _join_copies(statements, live_out)
         if _dump(statements) == before:
             return statements
@@ -27,7 +31,18 @@ def _dump(statements: Sequence[ast.stmt]) -> str:
 
 def free_names(body: Sequence[ast.stmt], live_out: frozenset[str] = frozenset()) -> frozenset[str]:
     """Return the places that statements read before they write them."""
-    return frozenset(_remove_dead(list(body), live_out)[1])
+    live = _remove_dead(list(body), live_out | _of_callers(body))[1]
+    return frozenset(place for place in live if not place.endswith(_ITEMS))
+
+
+def _of_callers(body: Sequence[ast.stmt]) -> frozenset[str]:
+    """Return marks of the variables whose items are written, and which are never assigned: callers see the items."""
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    written = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    owners = [node.value for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    return frozenset(
+        f"{owner.id}{_ITEMS}" for owner in owners if isinstance(owner, ast.Name) and owner.id not in written
+    )
 
 
 def places_read(node: ast.AST) -> Iterator[str]:
@@ -39,7 +54,7 @@ def places_read(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         yield node.id
     bound: set[str] = set()
-    if isinstance(node, ast.ListComp | ast.GeneratorExp):
+    if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp):
         for generator in node.generators:
             bound |= {item.id for item in ast.walk(generator.target) if isinstance(item, ast.Name)}
     for child in ast.iter_child_nodes(node):
@@ -59,8 +74,11 @@ def places_written(target: ast.expr) -> set[str]:
 
 
 def _mutated(target: ast.expr) -> set[str]:
-    """Return the variable whose item a target writes."""
-    return set(places_read(target.value)) if isinstance(target, ast.Subscript) else set()
+    """Return the variable whose item or attribute a target writes, and the mark of its items."""
+    if isinstance(target, ast.Attribute):
+        return set(places_read(target.value))
+    places = set(places_read(target.value)) if isinstance(target, ast.Subscript) else set()
+    return places | {f"{place}{_ITEMS}" for place in places}
 
 
 def _remove_dead(body: list[ast.stmt], live_out: frozenset[str]) -> tuple[list[ast.stmt], set[str]]:
@@ -84,7 +102,7 @@ def _dead_in(statement: ast.stmt, live: set[str]) -> ast.stmt | None:
         case ast.For():
             return _dead_for(statement, live)
         case ast.Return():
-            live.clear()
+            live.intersection_update([place for place in live if place.endswith(_ITEMS)])
         case ast.AugAssign(target=target):
             live.update(places_written(target))  # in place: what it changes may have another name that is read
         case ast.Expr(
@@ -188,7 +206,22 @@ def _join_inside(statement: ast.stmt, after: list[ast.stmt], live_out: frozenset
     return statement
 
 
+class _Renamed(ast.NodeTransformer):
+    def __init__(self, old: str, new: str) -> None:
+        self.old, self.new = old, new
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self.new, node.ctx) if node.id == self.old else node
+
+
 def _joined(first: ast.stmt, second: ast.stmt, after: list[ast.stmt], live_out: frozenset[str]) -> ast.stmt | None:
+    match first, second:
+        case ast.Assign(targets=[ast.Name(id=variable)], value=ast.Name(id=copied)), ast.Assign():
+            scopes = any(isinstance(node, ast.comprehension | ast.Lambda) for node in ast.walk(second.value))
+            read = not scopes and variable in set(places_read(second.value))
+            if read and variable not in _remove_dead(after, live_out)[1]:
+                value = _Renamed(variable, copied).visit(second.value)
+                return ast.copy_location(ast.Assign(second.targets, value), second)
     match first:
         case ast.Assign(targets=[ast.Name(id=variable)], value=value):
             pass

@@ -3,56 +3,165 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
+    Choice,
     Code,
     Env,
     Instance,
     Items,
+    Mask,
     ModuleList,
+    PaddingMask,
+    Result,
     Untranslatable,
     Value,
+    call,
     is_static,
     name,
     residual,
 )
 
 
-def comprehension(node: ast.ListComp | ast.GeneratorExp, frame: Frame) -> Value:
-    """Return a comprehension with one loop; a list of modules is recognised by its element."""
+def comprehension(
+    node: ast.ListComp | ast.GeneratorExp | ast.SetComp, frame: Frame, before: Sequence[ast.Assign] = ()
+) -> Value:
+    """Return a comprehension with one loop; a list of modules is recognised by its element.
+
+    `before` are assignments that come before each element, whose values are written where they are read.
+    """
     from onboard.codegen.translate.evaluate import evaluate
 
-    generator = node.generators[0]
-    if len(node.generators) > 1:
-        raise Untranslatable(f"a nested comprehension at {frame.source.location(node)}")
-    iterable = evaluate(generator.iter, frame)
-    if isinstance(iterable, Items) and not generator.ifs and isinstance(generator.target, ast.Name):
-        return _unrolled(node.elt, generator.target.id, iterable, frame)
-    env = Env(dict(frame.env.values))
-    for target in ast.walk(generator.target):
-        if isinstance(target, ast.Name):
-            env.values[target.id] = Code(name(target.id), is_static(iterable))
+    generator = _only_loop(node, frame)
+    if (items := _known_items(generator, frame)) is not None and not before:
+        return _unrolled(node.elt, generator.target, items, frame)
+    over, env = _loop_variables(generator, frame)
     with frame.branch(env) as statements:
+        for assignment in before:
+            _substitute(assignment, frame)
         element = evaluate(node.elt, frame)
         tests = [residual(evaluate(item, frame)) for item in generator.ifs]
-    if statements:
-        raise Untranslatable(f"a comprehension with statements at {frame.source.location(node)}")
-    loop = ast.comprehension(generator.target, residual(iterable), tests, 0)
-    expr = type(node)(residual(element), [loop])
+    _check_pure(statements, node, frame)
+    expr = type(node)(residual(element), [ast.comprehension(generator.target, over, tests, 0)])
     if isinstance(element, Instance):
         return ModuleList(element.made, expr)
-    return Code(expr, is_static(iterable) and is_static(element))
+    return Code(expr, _is_static(generator, env) and is_static(element))
 
 
-def _unrolled(element: ast.expr, variable: str, iterable: Items, frame: Frame) -> Value:
+def dict_comprehension(node: ast.DictComp, frame: Frame) -> Value:
+    """Return `{key: value for ...}`; one of masks is as good as a mask."""
+    from onboard.codegen.translate.evaluate import evaluate, settle
+
+    generator = _only_loop(node, frame)
+    over, env = _loop_variables(generator, frame)
+    with frame.branch(env) as statements:
+        key, value = residual(evaluate(node.key, frame)), evaluate(node.value, frame)
+        value = Code(value.expr) if isinstance(value, Result) and value.is_plain_tuple else settle(value, frame)
+        tests = [residual(evaluate(item, frame)) for item in generator.ifs]
+    if isinstance(value, Mask):
+        return value if not isinstance(value, PaddingMask) else PaddingMask()
+    _check_pure(statements, node, frame)
+    form = f"dict of {value.form}" if isinstance(value, Code) and value.form else None
+    loop = ast.comprehension(generator.target, over, tests, 0)
+    return Code(ast.DictComp(key, residual(value), [loop]), _is_static(generator, env) and is_static(value), form=form)
+
+
+def _only_loop(node: ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp, frame: Frame) -> ast.comprehension:
+    if len(node.generators) > 1:
+        raise Untranslatable(f"a nested comprehension at {frame.source.location(node)}")
+    return node.generators[0]
+
+
+def _loop_variables(generator: ast.comprehension, frame: Frame) -> tuple[ast.expr, Env]:
+    """Return what a comprehension runs over, and the variables with its own."""
+    over, element = iteration(generator.iter, frame)
+    env = Env(dict(frame.env.values))
+    bind_target(generator.target, element, env)
+    return over, env
+
+
+def _is_static(generator: ast.comprehension, env: Env) -> bool:
+    names = [item.id for item in ast.walk(generator.target) if isinstance(item, ast.Name)]
+    return all(is_static(env.values[item]) for item in names)
+
+
+def _substitute(assignment: ast.Assign, frame: Frame) -> None:
+    from onboard.codegen.translate.evaluate import evaluate
+
+    (target,) = assignment.targets
+    assert isinstance(target, ast.Name)
+    value = evaluate(assignment.value, frame)
+    if not (is_static(value) or isinstance(value, Choice)):
+        raise Untranslatable(f"a list whose elements are computed in several steps, {target.id} first")
+    frame.env.values[target.id] = value
+
+
+def _check_pure(statements: list[ast.stmt], node: ast.expr, frame: Frame) -> None:
+    if statements:
+        raise Untranslatable(f"a comprehension with statements at {frame.source.location(node)}")
+
+
+def _known_items(generator: ast.comprehension, frame: Frame) -> tuple[Value, ...] | None:
+    """Return what a comprehension runs over when all of it is known."""
+    from onboard.codegen.translate.evaluate import evaluate
+
+    if generator.ifs or not isinstance(generator.target, ast.Name):
+        return None
+    with frame.branch(Env(dict(frame.env.values))) as statements:
+        value = evaluate(generator.iter, frame)
+    return value.items if isinstance(value, Items) and not statements else None
+
+
+def _unrolled(element: ast.expr, target: ast.expr, items: tuple[Value, ...], frame: Frame) -> Value:
     """Return the elements that a comprehension over known items makes."""
     from onboard.codegen.translate.evaluate import evaluate
 
     out = []
-    for item in iterable.items:
-        with frame.branch(Env({**frame.env.values, variable: item})) as statements:
+    for item in items:
+        env = Env(dict(frame.env.values))
+        env.values[ast.unparse(target)] = item
+        with frame.branch(env) as statements:
             out.append(evaluate(element, frame))
-        if statements:
-            raise Untranslatable(f"a comprehension with statements at {frame.source.location(element)}")
+        _check_pure(statements, element, frame)
     return Items(tuple(out))
+
+
+def iteration(node: ast.expr, frame: Frame) -> tuple[ast.expr, Value | None]:
+    """Return what a loop runs over, and the value of an element when something is known of it."""
+    from onboard.codegen.translate.evaluate import code, evaluate, settle
+
+    match node:
+        case ast.Call(func=ast.Name(id="enumerate" as function), args=[inner, *start]):
+            over, element = iteration(inner, frame)
+            index = Code(name("index"), static=True)
+            counted = call(name(function), over, *(code(item, frame) for item in start))
+            return counted, Items((index, element or Code(name("item"))))
+        case ast.Call(func=ast.Name(id="set")):
+            # The order of a set of strings differs from run to run, and with it the exported graph.
+            return call(name("sorted"), code(node, frame)), Code(name("item"), static=True)
+    return _over(settle(evaluate(node, frame), frame))
+
+
+def _over(value: Value) -> tuple[ast.expr, Value]:
+    if isinstance(value, ModuleList):
+        return value.expr, Instance(value.made, name("item"))
+    return residual(value), Code(name("item"), is_static(value))
+
+
+def bind_target(target: ast.expr, element: Value | None, env: Env) -> None:
+    """Bind a loop's variables to what is known of an element."""
+    match target, element:
+        case ast.Name(id=variable), Instance(made=made):
+            env.values[variable] = Instance(made, name(variable))
+        case ast.Name(id=variable), _:
+            env.values[variable] = Code(name(variable), element is not None and is_static(element))
+        case ast.Tuple(elts=targets), Items(items=items) if len(targets) == len(items):
+            for part, item in zip(targets, items, strict=True):
+                bind_target(part, item, env)
+        case ast.Tuple(elts=targets), _:
+            for part in targets:
+                bind_target(part, None, env)
+        case _:
+            raise Untranslatable(f"a loop over {ast.unparse(target)}")

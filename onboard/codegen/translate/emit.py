@@ -20,6 +20,7 @@ from onboard.codegen.translate.prune import ReplaceAttribute, prune
 from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
     NONE,
+    SHARED,
     Code,
     Config,
     Hole,
@@ -241,6 +242,8 @@ def _tensor_annotation(parameter: str, routine: Routine, translator: Translator,
                 case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Name(id=unpacked)) if unpacked == parameter:
                     return f"tuple[{', '.join(['torch.Tensor'] * len(parts))}]"
     fact = translator.facts.get(("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}).get(parameter)
+    if isinstance(fact, Code) and fact.form == SHARED:
+        return "dict[str, tuple[torch.Tensor, torch.Tensor]]"
     if isinstance(fact, Code) and fact.static:
         return _annotation(routine.node, parameter) if _is_named(routine.node, parameter) else "int"
     if parameter == "position_embeddings" and not (isinstance(fact, Code) and fact.form):

@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from onboard.codegen.translate import calls, causal, objects, scores
-from onboard.codegen.translate.comprehensions import comprehension
+from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     COMPLEX,
     NONE,
     POSITIONS,
+    Choice,
     Code,
     Global,
     Half,
@@ -32,6 +33,7 @@ from onboard.codegen.translate.values import (
     Untranslatable,
     Value,
     is_static,
+    may_be_none,
     name,
     residual,
     same,
@@ -144,10 +146,14 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             return items[position]
         case Items(items=items), Known(value=slice() as part):
             return Items(items[part])
+        case Known(value=None), _:
+            raise Untranslatable(f"an item of None at {frame.source.location(node)}")
         case Known(value=known), Known(value=key):
             return Known(known[key])
         case Global(obj=dict() as table), Known(value=key) if "eager" in table and key not in table:
             return Global(table["eager"], name(table["eager"].__name__))  # a table of attention classes
+        case Global(obj=dict() as table), Code(static=True) if choice := objects.choice(table, index, frame):
+            return choice
         case Mapping(items=entries), Known(value=str() as key):
             if key not in entries:
                 raise Untranslatable(f"the missing key {key!r} at {frame.source.location(node)}")
@@ -158,6 +164,8 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
                 return values[0]
             if values and all(isinstance(value, Mask) for value in values):
                 return PaddingMask()
+            if values and all(isinstance(value, MaskMaker) for value in values):
+                return MaskMaker(padding=True)
         case Output(fields=fields), Known(value=int() as position):
             return [value for value in fields.values() if not same(value, NONE)][position]
         case ModuleList(made=made), _:
@@ -222,6 +230,9 @@ def _call(node: ast.Call, frame: Frame) -> Value:
 
 def _binop(node: ast.BinOp, frame: Frame) -> Value:
     left, right = evaluate(node.left, frame), evaluate(node.right, frame)
+    match node, left, right:
+        case ast.BinOp(left=ast.List(), op=ast.Add()), Items(items=items), Code(expr=others):  # [x] + others
+            return Code(ast.List([*map(residual, items), ast.Starred(others, ast.Load())], ast.Load()))
     return binary(node.op, left, right)
 
 
@@ -344,11 +355,16 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     match body, orelse:
         case Instance(made=first), Instance(made=second):
             return Instance(first + second, expr, body.optional or orelse.optional)
+        case Global() | Choice(), Global() | Choice() if is_static(test):
+            return Choice(residual(test), body, orelse)
         case (Instance(made=made), Known(value=None)) | (Known(value=None), Instance(made=made)):
             return Instance(made, expr, optional=True)
         case (Code(transposed=True), _) | (_, Code(transposed=True)):
             return Code(expr)
-    return Code(expr, is_static(test) and is_static(body) and is_static(orelse))
+    optional = any(map(may_be_none, (body, orelse)))
+    forms = {side.form for side in (body, orelse) if isinstance(side, Code)}
+    form = forms.pop() if optional and len(forms) == 1 else None
+    return Code(expr, is_static(test) and is_static(body) and is_static(orelse), optional=optional, form=form)
 
 
 def is_rotary(value: Value) -> bool:
@@ -388,19 +404,25 @@ def _starred(node: ast.Tuple | ast.List, frame: Frame) -> Value:
 
 
 def _dict(node: ast.Dict, frame: Frame) -> Value:
+    keys = [None if key is None else evaluate(key, frame) for key in node.keys]
+    values = [settle(evaluate(item, frame), frame) for item in node.values]
     entries: dict[str, Value] = {}
-    for key, item in zip(node.keys, node.values, strict=True):
-        value = settle(evaluate(item, frame), frame)
-        if key is None:
-            if not isinstance(value, Mapping):
-                raise Untranslatable(f"** of an unknown dict at {frame.source.location(node)}")
-            entries.update(value.items)
-            continue
-        known = evaluate(key, frame)
-        if not (isinstance(known, Known) and isinstance(known.value, str)):
-            raise Untranslatable(f"a dict with computed keys at {frame.source.location(node)}")
-        entries[known.value] = value
+    for key, value in zip(keys, values, strict=True):
+        match key, value:
+            case None, Mapping(items=items):
+                entries.update(items)
+            case Known(value=str() as known), _:
+                entries[known] = value
+            case _:
+                return _opaque_dict(keys, values)
     return Mapping(entries)
+
+
+def _opaque_dict(keys: list[Value | None], values: list[Value]) -> Code:
+    """Return a dict whose keys are known at run time only."""
+    codes = [None if key is None else residual(key) for key in keys]
+    static = all(is_static(item) for item in (*(key for key in keys if key is not None), *values))
+    return Code(ast.Dict(codes, list(map(residual, values))), static)
 
 
 def _formatted(node: ast.JoinedStr, frame: Frame) -> Value:
@@ -423,8 +445,8 @@ def _walrus(node: ast.NamedExpr, frame: Frame) -> Value:
 
 def _lambda(node: ast.Lambda, frame: Frame) -> Value:
     """Return a function without parameters that makes a mask; others have no translation."""
-    if not (node.args.args or node.args.kwonlyargs) and isinstance(evaluate(node.body, frame), Mask):
-        return MaskMaker()
+    if not (node.args.args or node.args.kwonlyargs) and isinstance(mask := evaluate(node.body, frame), Mask):
+        return MaskMaker(padding=isinstance(mask, PaddingMask))
     raise Untranslatable(f"Lambda at {frame.source.location(node)}")
 
 
@@ -448,4 +470,6 @@ _NODES: dict[type[ast.expr], Callable[[Any, Frame], Value]] = {
     ast.Lambda: _lambda,
     ast.ListComp: comprehension,
     ast.GeneratorExp: comprehension,
+    ast.SetComp: comprehension,
+    ast.DictComp: dict_comprehension,
 }

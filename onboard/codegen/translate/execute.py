@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from onboard.codegen.translate import lists
 from onboard.codegen.translate.assign import Grows, Widened, store
-from onboard.codegen.translate.evaluate import binary, code, evaluate, settle, truth
+from onboard.codegen.translate.comprehensions import bind_target, iteration
+from onboard.codegen.translate.evaluate import binary, evaluate, settle, truth
 from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.narrow import narrowed
 from onboard.codegen.translate.scores import without_weights
 from onboard.codegen.translate.values import (
     NONE,
     Code,
     Env,
     Instance,
-    Items,
     Known,
     Mapping,
     Mask,
@@ -26,6 +29,7 @@ from onboard.codegen.translate.values import (
     attribute,
     call,
     is_static,
+    may_be_none,
     name,
     residual,
     same,
@@ -73,7 +77,7 @@ def _as_load(target: ast.expr) -> ast.expr:
 
 def _expr(node: ast.Expr, frame: Frame) -> None:
     """Keep calls that work in place; everything else an expression statement does is bookkeeping."""
-    if isinstance(node.value, ast.Constant):
+    if isinstance(node.value, ast.Constant) or lists.append(node.value, frame):
         return
     value = evaluate(node.value, frame)
     if isinstance(value, Code) and isinstance(value.expr, ast.Call) and _in_place(value.expr):
@@ -110,7 +114,10 @@ def _if(node: ast.If, frame: Frame) -> str | None:
 
 def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
     """Keep both sides; where one has no translation, take this config's side and guard it."""
-    sides = [_side(body, frame) for body in (node.body, node.orelse)]
+    sides = []
+    for body, outcome in ((node.body, True), (node.orelse, False)):
+        with narrowed(test, outcome, frame):
+            sides.append(_side(body, frame))
     failed = [isinstance(side, Untranslatable) for side in sides]
     if isinstance(sides[0], Grows) and not node.orelse:
         return None
@@ -163,9 +170,11 @@ def _take(side: Side, frame: Frame) -> str | None:
 
 
 def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | None:
-    index = 0 if is_static(test) and frame.translator.decide(node.test, test, frame) else 1
-    if not is_static(test) or isinstance(sides[index], Untranslatable):
+    if not is_static(test) or all(isinstance(side, Untranslatable) for side in sides):
         raise next(side for side in sides if isinstance(side, Untranslatable))
+    index = 0 if frame.translator.decide(node.test, test, frame) else 1
+    if isinstance(sides[index], Untranslatable):
+        raise sides[index]
     expr = residual(test)
     frame.translator.guard(expr if index == 0 else ast.UnaryOp(ast.Not(), expr), frame)
     return _take(sides[index], frame)
@@ -185,6 +194,8 @@ def _join(*branches: tuple[list[ast.stmt], Env]) -> Env:
         a, b = one.values.get(key), other.values.get(key)
         if a is None or b is None:
             joined.values[key] = a if a is not None else b  # type: ignore[assignment]
+        elif isinstance(a, ModuleList) and isinstance(b, ModuleList) and same(a, b):
+            joined.values[key] = replace(a, made=lists.joined_ways(a.made, b.made))
         elif same(a, b):
             joined.values[key] = a
         else:
@@ -219,47 +230,44 @@ def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
             lies = isinstance(value, Code) and value.transposed  # what comes after may need it as it looks
             new = call(attribute(residual(value), "contiguous")) if lies else residual(value)
             statements.append(ast.Assign([name(key, store=True)], new))
-    optional = any(same(value, NONE) or (isinstance(value, Code) and value.optional) for value in values)
+    optional = any(map(may_be_none, values))
     return Code(name(key), all(map(is_static, values)), optional=optional)
 
 
 def _for(node: ast.For, frame: Frame) -> str | None:
     """Execute a loop body until what is known at its start holds at its end, too."""
-    if (filled := _filled_list(node, frame)) is not None:
+    if (filled := lists.comprehended(node, frame)) is not None:
         store(*filled, frame, node)
         return None
-    iterable, element = _iteration(node.iter, frame)
+    iterable, element = iteration(node.iter, frame)
     for _ in range(20):
         start = frame.env
         env = Env({key: _own_copy(value) for key, value in start.values.items()})
         try:
-            with frame.branch(env) as body, frame.loop():
-                _bind_target(node.target, element, frame)
+            with frame.branch(env) as body, frame.loop(start):
+                bind_target(node.target, element, frame.env)
                 if execute(node.body, frame) == RETURNS:
                     raise Untranslatable(f"a return in a loop at {frame.source.location(node)}")
                 changed = _changed(node.target, start, frame.env)
-                masks = {key: value for key in changed if isinstance(value := frame.env.values[key], Mask)}
+                known: dict[str, Value] = {
+                    key: value for key in changed if isinstance(value := frame.env.values[key], Mask)
+                }
+                known |= lists.grown(start, frame.env)
+        except lists.Filled as appended:
+            if frame.loops and lists.is_from(appended, frame.loops[-1], start):
+                raise
+            lists.exist(appended, frame, node)
+            continue
         except Widened as widened:
-            changed, masks = [widened.variable], {}
-        if not changed:
+            changed, known = [widened.variable], {}
+        if not changed and not known:
             if body:
                 frame.emit(ast.For(_plain_target(node.target), iterable, body, []), node)
             return None
-        frame.env.values.update(masks)
-        for key in changed if not masks else []:
+        frame.env.values.update(known)
+        for key in changed if not known else []:
             _widen(key, frame, node)
     raise Untranslatable(f"a loop without a fixed point at {frame.source.location(node)}")
-
-
-def _filled_list(node: ast.For, frame: Frame) -> tuple[ast.expr, Value] | None:
-    """Return the list and its value when a loop does nothing but append to an empty one."""
-    match node.body:
-        case [ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=variable), attr="append"), args=[item]))]:
-            known = frame.env.values.get(variable)
-            if isinstance(known, Items) and not known.items:
-                loop = ast.comprehension(node.target, node.iter, [], 0)
-                return name(variable, store=True), evaluate(ast.copy_location(ast.ListComp(item, [loop]), node), frame)
-    return None
 
 
 def _changed(target: ast.expr, start: Env, end: Env) -> list[str]:
@@ -271,40 +279,7 @@ def _changed(target: ast.expr, start: Env, end: Env) -> list[str]:
 
 def _widen(key: str, frame: Frame, node: ast.AST) -> None:
     value = frame.env.values[key]
-    code_value = residual(value)
-    frame.bind(key, Code(code_value), node)
-
-
-def _iteration(node: ast.expr, frame: Frame) -> tuple[ast.expr, Value | None]:
-    """Return what a loop runs over, and the value of an element when something is known of it."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "enumerate":
-        iterable, element = _iteration(node.args[0], frame)
-        return call(name("enumerate"), iterable), Items(
-            (Code(name("index"), static=True), element or Code(name("item")))
-        )
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "set":
-        # The order of a set of strings differs from run to run, and with it the exported graph.
-        return call(name("sorted"), code(node, frame)), Code(name("item"), static=True)
-    value = settle(evaluate(node, frame), frame)
-    if isinstance(value, ModuleList):
-        return value.expr, Instance(value.made, name("item"))
-    return residual(value), Code(name("item"), is_static(value))
-
-
-def _bind_target(target: ast.expr, element: Value | None, frame: Frame) -> None:
-    match target, element:
-        case ast.Name(id=variable), Instance(made=made):
-            frame.env.values[variable] = Instance(made, name(variable))
-        case ast.Name(id=variable), _:
-            frame.env.values[variable] = Code(name(variable), element is not None and is_static(element))
-        case ast.Tuple(elts=targets), Items(items=items) if len(targets) == len(items):
-            for part, item in zip(targets, items, strict=True):
-                _bind_target(part, item, frame)
-        case ast.Tuple(elts=targets), _:
-            for part in targets:
-                _bind_target(part, None, frame)
-        case _:
-            raise Untranslatable(f"a loop over {ast.unparse(target)}")
+    frame.bind(key, Code(residual(value), optional=may_be_none(value)), node)
 
 
 def _plain_target(target: ast.expr) -> ast.expr:

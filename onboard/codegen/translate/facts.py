@@ -12,10 +12,12 @@ from onboard.codegen.translate.values import (
     Half,
     Items,
     Known,
+    Mapping,
     Mask,
     PaddingMask,
     Untranslatable,
     Value,
+    may_be_none,
     name,
     same,
 )
@@ -63,6 +65,8 @@ def fact_of(value: Value) -> Value:
             return value
         case Code(static=static, form=form, optional=optional):
             return Code(name("_"), static, form=form, optional=optional)
+        case Mapping(items=items) if all(isinstance(item, Known | Mask) for item in items.values()):
+            return value
         case Items(items=(Half(whole=whole), Half())):
             return Code(name("_"), form=whole.form)
         case Items(items=items):
@@ -79,7 +83,8 @@ def join_facts(old: Value, new: Value) -> Value:
     if isinstance(old, Code) and isinstance(new, Code) and old.form != new.form and COMPLEX in (old.form, new.form):
         raise Untranslatable("an argument that is a complex RoPE table here and something else there")
     static = all(isinstance(item, Known | Config) or (isinstance(item, Code) and item.static) for item in (old, new))
-    return Code(name("_"), static)
+    optional = any(may_be_none(item) for item in (old, new))
+    return Code(name("_"), static, optional=optional)
 
 
 def same_fact(old: Value, new: Value) -> bool:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from torch import nn
+
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate.scores import Scores
 from onboard.codegen.translate.values import Code, Env, Expanded, Items, Joined, Mapping, Output, Value, name
@@ -33,17 +35,19 @@ class Frame:
     returns: list[tuple[ast.Return, Value]] = field(default_factory=list)
     caller: ClassState | None = None
     """The class from whose code a helper function is called: it may be handed a method of it."""
-    loops: int = 0
-    """How many loops the evaluated statement lies in."""
+    loops: list[Env] = field(default_factory=list)
+    """The loops that the evaluated statement lies in: the variables before each."""
+    layers: list[nn.Module] | None = None
+    """The modules of the class that get to the evaluated branch; None: no branch tells."""
 
     @contextmanager
-    def loop(self) -> Iterator[None]:
-        """Evaluate the body of a loop."""
-        self.loops += 1
+    def loop(self, start: Env) -> Iterator[None]:
+        """Evaluate the body of a loop; `start` are the variables before it."""
+        self.loops.append(start)
         try:
             yield
         finally:
-            self.loops -= 1
+            self.loops.pop()
 
     def emit(self, statement: ast.stmt, origin: ast.AST | None = None) -> None:
         """Append a statement to what is left of the function; `origin` is the statement it stands for."""

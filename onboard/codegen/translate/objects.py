@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from onboard.codegen.translate import causal
 from onboard.codegen.translate.values import (
     NONE,
     POSITIONS,
+    Choice,
     Code,
     Config,
     Global,
@@ -32,6 +34,7 @@ from onboard.codegen.translate.values import (
     Untranslatable,
     Value,
     attribute,
+    constant,
     fill,
     name,
     residual,
@@ -55,6 +58,7 @@ CONFIG_FACTS: dict[str, Any] = {
     "_attn_implementation": "onboard",
 }
 """Config attributes that say how transformers runs a model, not what it computes; fixed in generated code."""
+_BRINGS_WEIGHTS = ("add_cross_attention",)
 _MODULE_FACTS: dict[str, Any] = {"training": False, "gradient_checkpointing": False}
 _OF_ANY_SHAPE = ("dtype", "device", "is_cuda", "requires_grad")
 
@@ -67,6 +71,17 @@ def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
         return Known(obj)
     frame.translator.remember_global(identifier, obj, frame.source)
     return Global(obj, name(identifier))
+
+
+def choice(table: dict[Any, Any], key: Value, frame: Frame) -> Value | None:
+    """Return `table[key]`, with a key that is known once the config is; None when it is no table of classes."""
+    if not (table and all(inspect.isclass(item) or inspect.isfunction(item) for item in table.values())):
+        return None
+    chosen, *others = [(item, from_namespace(obj, obj.__name__, frame)) for item, obj in reversed(table.items())]
+    value = chosen[1]
+    for item, option in others:
+        value = Choice(ast.Compare(residual(key), [ast.Eq()], [constant(item)]), option, value)
+    return value
 
 
 def positions(frame: Frame) -> Code | None:
@@ -100,7 +115,7 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return frame.cls.attribute(attr, name("self"), frame)
         case Config(expr=expr, obj=obj):
             if attr in CONFIG_FACTS:
-                return Known(CONFIG_FACTS[attr])
+                return _config_fact(attr, expr, obj, frame)
             if isinstance(part := getattr(obj, attr, None), PretrainedConfig):
                 return Config(attribute(expr, attr), part)
             return Code(attribute(expr, attr), static=True)
@@ -123,6 +138,14 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
         case Known(value=value) if hasattr(value, attr):
             return Known(getattr(value, attr))
     return Code(attribute(residual(owner), attr))
+
+
+def _config_fact(attr: str, expr: ast.expr, config: Any, frame: Frame) -> Known:
+    """Return a fixed attribute; one that brings weights, which nothing runs then, is as the config has it."""
+    if attr in _BRINGS_WEIGHTS and frame.kind == "init" and getattr(config, attr, False):
+        frame.translator.guard(attribute(expr, attr), frame)
+        return Known(True)
+    return Known(CONFIG_FACTS[attr])
 
 
 def _global_attribute(obj: Any, attr: str, expr: ast.expr) -> Value:

@@ -15,6 +15,7 @@ from torch import nn
 from onboard.codegen.translate import cleanup
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.state import ClassState
+from onboard.codegen.translate.unrun import attributes_read, has_parameters, is_eager
 from onboard.codegen.translate.values import Instance
 
 
@@ -53,30 +54,19 @@ def _prune_class(state: ClassState, translator: Translator, done: set[str]) -> N
 
 def _has_weights(state: ClassState, attr: str) -> bool:
     """Whether an attribute is a parameter, or a module with parameters that the generated file can make."""
-    paths = [path for path, module in state.translator.model.named_modules() if type(module) is state.cls]
-    if all(f"{path}.{attr}".lstrip(".") in state.translator.eager for path in paths):
+    if is_eager(state, attr):
         return False
     value = state.attributes[attr]
     known = isinstance(value, Instance) and all(
         cls in state.translator.states or cls.__module__.startswith("torch.") for cls in value.classes
     )
-    modules = [module for module in state.translator.model.modules() if type(module) is state.cls]
-    inside = [getattr(module, attr, None) for module in modules]
-    if any(isinstance(item, nn.Parameter) for item in inside):
+    if any(isinstance(getattr(module, attr, None), nn.Parameter) for module in state.instances()):
         return True
-    return known and any(isinstance(item, nn.Module) and any(True for _ in item.parameters()) for item in inside)
+    return known and has_parameters(state, attr)
 
 
 def _tests(guards: Iterable[ast.expr]) -> list[ast.stmt]:
     return [ast.Expr(guard) for guard in guards]
-
-
-def attributes_read(state: ClassState) -> set[str]:
-    """Return the attributes of a class that its methods, its guards or other classes read."""
-    trees = [statement for routine in state.methods.values() for statement in routine.body]
-    places = {place for tree in (*trees, *state.guards) for place in cleanup.places_read(tree)}
-    own = {place.removeprefix("self.") for place in places if place.startswith("self.")}
-    return (own | state.read_outside) - state.methods.keys()
 
 
 def _constructions(body: list[ast.stmt], classes: dict[str, ClassState]) -> list[ast.Call]:

@@ -23,13 +23,6 @@ from onboard.codegen.translate.values import (
 )
 
 
-def only_logits(value: Value) -> Value:
-    """Return what a language model's result comes down to in a generated file: the logits of its output."""
-    if isinstance(value, Output) and "logits" in value.fields:
-        return Output({"logits": value.fields["logits"]})
-    return value
-
-
 def finish_returns(frame: Frame) -> tuple[Value, int]:
     """Give every return statement its code; return the shape of what a caller gets and its run-time parts."""
     if not frame.returns:
@@ -41,6 +34,13 @@ def finish_returns(frame: Frame) -> tuple[Value, int]:
         codes = [residual(part) for part in parts]
         statement.value = codes[0] if len(codes) == 1 else ast.Tuple(codes, ast.Load()) if codes else None
     return shape, holes
+
+
+def with_logits_alone(value: Value) -> Value:
+    """Return a model's output without what other losses and other modalities read."""
+    return (
+        Output({"logits": value.fields["logits"]}) if isinstance(value, Output) and "logits" in value.fields else value
+    )
 
 
 def _shape(values: list[Value], index: int) -> tuple[Value, int]:

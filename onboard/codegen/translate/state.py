@@ -7,13 +7,16 @@ import inspect
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from onboard.analysis.source import ModuleSource
-from onboard.codegen.translate import objects
+from onboard.codegen.translate import narrow, objects
 from onboard.codegen.translate.values import (
     NONE,
     Code,
     Config,
     Global,
+    Hole,
     Instance,
     Known,
     Mask,
@@ -40,6 +43,12 @@ class Routine:
     shape: Value = NONE
     holes: int = 0
 
+    @property
+    def keeps_one(self) -> bool:
+        """Whether it makes one tensor of one, as nn.Identity does, so that either may be called."""
+        first = self.node.args.args[1].arg if len(self.node.args.args) > 1 else None
+        return self.parameters == [first] and isinstance(self.shape, Hole)
+
 
 @dataclass(eq=False)
 class ClassState:
@@ -56,6 +65,10 @@ class ClassState:
     read_outside: set[str] = field(default_factory=set)
     """Attributes that other classes read."""
 
+    def instances(self) -> list[nn.Module]:
+        """Return the tiny model's modules of this class."""
+        return [module for module in self.translator.model.modules() if type(module) is self.cls]
+
     def has(self, attr: str) -> bool:
         """Whether `self.attr` exists."""
         return attr in self.attributes or hasattr(self.cls, attr)
@@ -71,7 +84,8 @@ class ClassState:
             case Known() | Mask():
                 return value
             case Instance():
-                return replace(value, expr=path)
+                own = isinstance(owner, ast.Name) and owner.id == "self"
+                return narrow.possible(replace(value, expr=path), attr, frame) if own else replace(value, expr=path)
             case ModuleList(made=made):
                 return ModuleList(made, path)
             case Config(obj=obj):

@@ -18,6 +18,12 @@ POSITIONS = "positions"
 UPCAST = "upcast"
 """Form of a tensor that was cast to float32, as modeling code does with queries and keys before it multiplies them."""
 
+SHARED = "shared"
+"""Form of a dict, empty at first, in which layers leave keys and values for later layers."""
+
+CHANNELS = "channels"
+"""Form of a tensor [batch, channels, sequence]: a transposition of 1 and 2 moves its last dimension, too."""
+
 
 class Untranslatable(Exception):
     """A construct that has no translation; the message says which."""
@@ -44,7 +50,7 @@ class Code(Value):
     transposed: bool = False
     """The value is `expr.transpose(1, 2)`: heads and sequence are swapped later, or never."""
     form: str | None = None
-    """`COMPLEX`, `POSITIONS`, `UPCAST` or None."""
+    """`COMPLEX`, `POSITIONS`, `UPCAST`, `CHANNELS` or None."""
     optional: bool = False
     """It may be None."""
     masked: bool = False
@@ -93,11 +99,22 @@ class Global(Value):
 
 
 @dataclass(frozen=True, eq=False)
+class Choice(Value):
+    """One of two classes or functions; `test` is known once the config is."""
+
+    test: ast.expr
+    first: Value
+    second: Value
+
+
+@dataclass(frozen=True, eq=False)
 class Config(Value):
     """The model's config object, or that of a part of a composite."""
 
     expr: ast.expr
     obj: Any
+    copy: ast.expr | None = None
+    """How it is copied, where code may change it from here on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,6 +222,12 @@ class Result(Value):
     holes: int
     transposed: bool = False
 
+    @property
+    def is_plain_tuple(self) -> bool:
+        """Whether it is a tuple of its run-time parts and nothing else."""
+        shape = self.shape
+        return not self.transposed and isinstance(shape, Items) and all(isinstance(item, Hole) for item in shape.items)
+
 
 NONE = Known(None)
 
@@ -267,6 +290,8 @@ def residual(value: Value) -> ast.expr:
             return name("self")
         case Super():
             return call(name("super"))
+        case Choice(test=test, first=first, second=second):
+            return ast.IfExp(test, residual(first), residual(second))
     raise Untranslatable(f"a {type(value).__name__} as a run-time value")
 
 
@@ -309,9 +334,16 @@ def same(first: Value, second: Value) -> bool:
             return first.part == second.part and same_code(first.whole.expr, second.whole.expr)
         case Hole(), Hole():
             return first.index == second.index
+        case MaskMaker(), MaskMaker():
+            return first.padding == second.padding
         case Method(), Method():
             return first.name == second.name and same(first.owner, second.owner)
-    return type(first) is type(second) and isinstance(first, AttentionInterface | MaskMaker | Mask | Self | Super)
+    return type(first) is type(second) and isinstance(first, AttentionInterface | Mask | Self | Super)
+
+
+def may_be_none(value: Value) -> bool:
+    """Whether a value is None, or may be when the program runs."""
+    return same(value, NONE) or (isinstance(value, Code) and value.optional)
 
 
 def is_static(value: Value) -> bool:

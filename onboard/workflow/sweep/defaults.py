@@ -25,13 +25,17 @@ _WHERE_NONE: dict[str, Callable[[_Fields], Any]] = {
     "indexer_compress_ratio": lambda fields: 4,
 }
 """A field -> its value where it has none; the fields of the config are given."""
+_WHERE_ONE = {"num_experts": 64, "moe_topk": 8, "moe_top_k": 2}
+"""A mixture of one expert, or that takes one without a weight, tells nothing of its router."""
 
 
 def complete(config: PretrainedConfig) -> PretrainedConfig:
     """Return a config that a model can be made of, with every kind of layer that its class knows."""
     fields = config.to_dict()
     plain = {name: value(fields) for name, value in _WHERE_NONE.items() if name in fields and fields[name] is None}
-    changes = plain | _decoder(fields) | _kinds_of_layers(fields) | _rope(fields) | _parts(config, fields)
+    plain |= {name: value for name, value in _WHERE_ONE.items() if fields.get(name) == 1}
+    rope = _rope(fields) | _bases(fields)
+    changes = plain | _decoder(fields) | _kinds_of_layers(fields) | rope | _parts(config, fields)
     return type(config).from_dict(fields | changes) if changes else config
 
 
@@ -59,6 +63,14 @@ def _rope(fields: _Fields) -> dict[str, Any]:
     kinds = ["full_attention" if index % 4 == 3 else "sliding_attention" for index in range(len(fields["layer_types"]))]
     rope = {"rope_type": "default", "rope_theta": 10000.0}
     return {"layer_types": kinds, "rope_parameters": {"sliding_attention": rope, "full_attention": None}}
+
+
+def _bases(fields: _Fields) -> dict[str, Any]:
+    """Bases of RoPE that differ from layer to layer, and layers without it, where each layer may have its own base."""
+    bases = fields.get("layer_rope_theta") or []
+    if len(set(bases)) != 1 or not bases[0]:
+        return {}
+    return {"layer_rope_theta": [base * (1, 0, 8)[index % 3] for index, base in enumerate(bases)]}
 
 
 def _parts(config: PretrainedConfig, fields: _Fields) -> dict[str, Any]:

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import math
+
+import pytest
+
 from onboard.codegen.format import format_python
+from onboard.codegen.render import python_literal
 
 TEXT = """\
 import onboard.ops  # noqa: F401
@@ -43,3 +48,8 @@ def test_imports_are_sorted_and_used_with_the_project_last_and_no_gap_opens_a_co
 
 def test_a_formatted_text_stays() -> None:
     assert format_python(EXPECTED) == EXPECTED
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, [0.0, math.inf], {"limit": [0.0, -math.inf]}, ("a", 1), "x'\n"])
+def test_a_value_is_the_same_when_its_code_is_run(value: object) -> None:
+    assert eval(python_literal(value), {"float": float}) == value

@@ -103,6 +103,8 @@ def test_a_wrong_scale_of_written_out_attention_is_found() -> None:
 
 def test_weights_that_nothing_runs_are_kept_and_named() -> None:
     assert "Not run, for checkpoints have them: encoder_attn, encoder_attn_layer_norm." in _text("bart")
+    assert "model.decoder.layers.0.encoder_attn" in _spec("bart").never_called
+    assert "model.decoder.layers.0.self_attn" not in _spec("bart").never_called
 
 
 @pytest.mark.parametrize(("family", "reason"), [("doge", "mask"), ("reformer", "analysed|build|run"), ("xmod", "run")])

@@ -127,6 +127,11 @@ def test_each_kind_of_layer_is_tested(llama_spec: ModelSpec) -> None:
     assert {"model.layers.0.mlp", "model.layers.1.mlp"} <= found["BLOCKS"].keys()
 
 
+def test_a_block_that_transformers_never_calls_is_left_out(llama_spec: ModelSpec) -> None:
+    spec = llama_spec.model_copy(update={"never_called": ["model.layers.0.mlp"]})
+    assert "model.layers.0.mlp" not in constants(generate_test_file(spec))["BLOCKS"]
+
+
 @pytest.mark.parametrize("field", ["family", "architecture", "config_class", "hf_module"])
 def test_names_that_are_no_names_are_refused(llama_spec: ModelSpec, field: str) -> None:
     hostile = llama_spec.model_copy(update={field: 'x"; import os'})

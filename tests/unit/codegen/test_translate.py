@@ -136,6 +136,114 @@ def test_a_side_without_translation_that_this_config_takes_is_refused(translate:
         translate(UNTRANSLATABLE_SIDE, {"odd": True})
 
 
+LAYERS_OF_TWO_KINDS = """
+class One(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.proj = nn.Linear(config.size, config.size)
+
+    def forward(self, x):
+        return self.proj(x)
+
+
+class Two(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.proj = nn.Linear(config.size, config.size)
+
+    def forward(self, x, scale):
+        return self.proj(x) * scale, None
+
+
+class Layer(nn.Module):
+    def __init__(self, config, index):
+        super().__init__()
+        self.kind = config.kinds[index]
+        self.mixer = One(config) if self.kind == "one" else Two(config)
+        self.extra = None if self.kind == "one" else One(config)
+
+    def forward(self, x, scale):
+        if self.kind == "one":
+            x = self.mixer(x)
+        else:
+            x, _ = self.mixer(x, scale)
+            x = self.extra(x)
+        return x
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(config, index) for index in range(len(config.kinds))])
+
+    def forward(self, x, scale):
+        for layer in self.layers:
+            x = layer(x, scale)
+        return x
+"""
+
+
+def test_a_branch_for_one_kind_of_layer_has_that_kinds_modules_alone(translate: Translate) -> None:
+    state, _, _ = translate(LAYERS_OF_TWO_KINDS, {"size": 4, "kinds": ["one", "two"]}, scale=Code(name("scale")))
+    (layer,) = [item for item in state.translator.states.values() if item.cls.__name__ == "Layer"]
+    assert print_block(layer.methods["forward"].body) == (
+        "if self.kind == 'one':\n"
+        "    x = self.mixer(x)\n"
+        "else:\n"
+        "    x = self.mixer(x, scale)\n"
+        "    x = self.extra(x)\n"
+        "return x"
+    )
+
+
+KEYS_FOR_LATER_LAYERS = """
+from transformers.cache_utils import KVSharingDict
+
+
+class Layer(nn.Module):
+    def __init__(self, config, index):
+        super().__init__()
+        self.kind = config.kinds[index]
+        self.keeps = config.keeps[index]
+        self.proj = nn.Linear(config.size, config.size)
+
+    def forward(self, x, shared=None, cache=None):
+        if self.keeps:
+            keys = self.proj(x)
+            shared[self.kind] = keys, x
+        else:
+            keys, x = shared[self.kind]
+        if cache is not None:
+            keys = cache.update(keys)
+        return x + keys
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(config, index) for index in range(len(config.kinds))])
+
+    def forward(self, x, **kwargs):
+        shared = kwargs.pop("shared", None)
+        if not isinstance(shared, KVSharingDict):
+            shared = KVSharingDict(shared)
+        for layer in self.layers:
+            x = layer(x, shared=shared)
+        return x
+"""
+
+
+def test_layers_leave_keys_and_values_for_later_layers_in_a_dict(translate: Translate) -> None:
+    config = {"size": 4, "kinds": ["a", "a"], "keeps": [True, False]}
+    state, _, forward = translate(KEYS_FOR_LATER_LAYERS, config)
+    assert forward == "shared = {}\nfor layer in self.layers:\n    x = layer(x, shared)\nreturn x"
+    (layer,) = [item for item in state.translator.states.values() if item.cls.__name__ == "Layer"]
+    body = print_block(layer.methods["forward"].body)
+    assert "shared[self.kind] = (keys, x)" in body
+    assert "keys, x = shared[self.kind]" in body
+    assert "cache" not in body
+
+
 def test_known_values_that_differ_between_branches_become_variables(translate: Translate) -> None:
     _, _, forward = translate(
         """

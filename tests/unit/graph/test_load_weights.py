@@ -223,3 +223,18 @@ def test_a_layer_bias_is_not_a_legacy_mask():
     mask, bias = (TensorMeta(shape, torch.float32, 4) for shape in ((1, 1, 4, 4), (4,)))
     assert explain_unused({"h.0.attn.bias": mask}, used)[1] == []
     assert explain_unused({"h.0.attn.bias": bias}, used)[1] == ["h.0.attn.bias"]
+
+
+class _WithSpare(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model.layers[0].spare = nn.Linear(3, 3)
+
+
+def test_weights_that_the_model_has_and_does_not_run_may_be_in_the_checkpoint(case, tmp_path):
+    _, state, x, expected = case
+    state |= {"model.layers.0.spare.weight": torch.randn(3, 3), "model.layers.0.spare.bias": torch.randn(3)}
+    gm, _, _ = _load(exported(_WithSpare(), 2, 3, 5), tmp_path, state)
+    assert rmse(gm(x), expected) < 1e-6
+    with pytest.raises(OnboardError, match=r"no use for model\.layers\.0\.spare"):
+        _load(exported(Model(), 2, 3, 5), tmp_path, state)

@@ -21,9 +21,13 @@ def test_heads_divide_the_width_where_they_have_no_size(model_type: str) -> None
     assert fields["head_dim"] == fields["hidden_size"] // fields["num_attention_heads"]  # type: ignore[operator]
 
 
-def test_a_mixture_has_experts() -> None:
-    fields = _completed("dots1")
-    assert 0 < fields["num_experts_per_tok"] < fields["n_routed_experts"]  # type: ignore[operator]
+@pytest.mark.parametrize(
+    ("model_type", "chosen", "experts"),
+    [("dots1", "num_experts_per_tok", "n_routed_experts"), ("hunyuan_v1_moe", "moe_topk", "num_experts")],
+)
+def test_a_mixture_has_experts_to_choose_from(model_type: str, chosen: str, experts: str) -> None:
+    fields = _completed(model_type)
+    assert 1 < fields[chosen] < fields[experts]  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("model_type", ["lfm2", "lfm2_moe"])

@@ -1,0 +1,54 @@
+"""Modules that checkpoints have weights of and that nothing runs: their classes are translated for `__init__` alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from onboard.codegen.translate import cleanup
+from onboard.codegen.translate.values import Instance
+
+if TYPE_CHECKING:
+    from onboard.codegen.translate.classes import Translator
+    from onboard.codegen.translate.state import ClassState
+
+
+def reach(translator: Translator) -> None:
+    """Translate the constructors of the modules with weights that nothing runs, and of what these are made of."""
+    done: list[ClassState] = []
+    while new := [state for state in translator.states.values() if state not in done]:
+        for state in new:
+            read = attributes_read(state)
+            for attr, value in state.attributes.items():
+                if attr not in read and isinstance(value, Instance) and _is_to_reach(state, attr, value):
+                    translator.reached(value)
+        done += new
+
+
+def _is_to_reach(state: ClassState, attr: str, value: Instance) -> bool:
+    if is_eager(state, attr):
+        return False
+    own = [cls for cls in value.classes if state.translator.translates(cls)]
+    return len(own) == len(value.classes) and has_parameters(state, attr)
+
+
+def is_eager(state: ClassState, attr: str) -> bool:
+    """Whether an attribute is one of a composite's towers, which the generated model leaves out."""
+    translator = state.translator
+    paths = [path for path, module in translator.model.named_modules() if type(module) is state.cls]
+    return bool(paths) and all(f"{path}.{attr}".lstrip(".") in translator.eager for path in paths)
+
+
+def has_parameters(state: ClassState, attr: str) -> bool:
+    """Whether an attribute is a module with parameters, in some instance of the class."""
+    inside = [getattr(module, attr, None) for module in state.instances()]
+    return any(isinstance(item, nn.Module) and any(True for _ in item.parameters()) for item in inside)
+
+
+def attributes_read(state: ClassState) -> set[str]:
+    """Return the attributes of a class that its methods, its guards or other classes read."""
+    trees = [statement for routine in state.methods.values() for statement in routine.body]
+    places = {place for tree in (*trees, *state.guards) for place in cleanup.places_read(tree)}
+    own = {place.removeprefix("self.") for place in places if place.startswith("self.")}
+    return (own | state.read_outside) - state.methods.keys()

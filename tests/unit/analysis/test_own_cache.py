@@ -1,0 +1,60 @@
+"""A reference that contradicts itself: refused when prefill does, noted when decode does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from families import config_dict
+from torch import nn
+
+from onboard.analysis.own_cache import cache_notes
+from onboard.analysis.tiny import build_tiny, load_config
+from onboard.errors import OnboardError
+
+
+def _tiny(family: str) -> nn.Module:
+    return build_tiny(load_config(config_dict(family)))
+
+
+def _shift(model: nn.Module, condition: Callable[[dict[str, Any]], bool]) -> None:
+    """Have a model's logits be others when the keywords of a call fulfil a condition."""
+
+    def hook(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        if condition(kwargs):
+            output.logits = output.logits + 0.01
+        return output
+
+    model.register_forward_hook(hook, with_kwargs=True)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_models_that_agree_with_themselves_get_no_note(family: str) -> None:
+    assert cache_notes(_tiny(family)) == []
+
+
+def test_prefill_that_differs_with_a_cache_is_refused() -> None:
+    model = _tiny("llama")
+    _shift(model, lambda kwargs: kwargs.get("use_cache") is not False)
+    with pytest.raises(OnboardError, match="LlamaForCausalLM gives other logits in prefill with its cache"):
+        cache_notes(model)
+
+
+def test_decode_that_differs_is_noted() -> None:
+    model = _tiny("llama")
+    _shift(model, lambda kwargs: kwargs.get("past_key_values") is not None)
+    (note,) = cache_notes(model)
+    assert "cached decode differs from its prefill" in note
+
+
+def test_a_cache_that_does_not_work_is_noted() -> None:
+    model = _tiny("llama")
+
+    def fail(kwargs: dict[str, Any]) -> bool:
+        if kwargs.get("use_cache") is not False:
+            raise ValueError("no such\ncache")
+        return False
+
+    _shift(model, fail)
+    assert cache_notes(model) == ["transformers' cache does not work on the small model: ValueError: no such cache"]
