@@ -58,7 +58,7 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
         model = _same_weights(model_class, reference, spec.eager)
         proofs: dict[str, BlockProof] = {}
         try:
-            for _ in _states(reference, model):
+            for _ in _states(reference, model, spec.eager):
                 for inputs in prompts(reference):
                     _compare_blocks(reference, model, inputs, proofs)
                     _compare_logits(reference, model, inputs, proofs)
@@ -96,8 +96,7 @@ def _same_weights(model_class: type[nn.Module], reference: Any, eager: Sequence[
     except Exception as error:
         name = model_class.__name__
         raise OnboardError(f"the generated {name} cannot be made for its own config: {one_line(error)}") from error
-    ours, theirs = model.state_dict(), separate_experts(reference)
-    theirs = {name: tensor for name, tensor in theirs.items() if not is_under(name, eager)}
+    ours, theirs = model.state_dict(), _weights(reference, eager)
     if missing := sorted(theirs.keys() ^ ours.keys()):
         side = "lacks" if missing[0] in theirs else "adds"
         raise OnboardError(f"the generated {model_class.__name__} {side} the weight {missing[0]}")
@@ -108,11 +107,16 @@ def _same_weights(model_class: type[nn.Module], reference: Any, eager: Sequence[
     return model
 
 
-def _states(reference: nn.Module, model: nn.Module) -> Iterator[None]:
+def _weights(reference: nn.Module, eager: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return the weights that a generated model has: transformers' without those of the towers."""
+    return {name: tensor for name, tensor in separate_experts(reference).items() if not is_under(name, eager)}
+
+
+def _states(reference: nn.Module, model: nn.Module, eager: Sequence[str]) -> Iterator[None]:
     """Give both models other weights after the first round: with these, recurrent mixers remember past chunks."""
     yield
     randomize(reference, seed=1, center=_REMEMBERS)
-    model.load_state_dict(separate_experts(reference))
+    model.load_state_dict(_weights(reference, eager))
     yield
 
 
