@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -16,9 +17,16 @@ from onboard.errors import OnboardError
 
 M = TypeVar("M", bound=type[nn.Module])
 
+FirstPosition = Callable[[Any], int]
+
 _MODELS: dict[str, type[nn.Module]] = {}
+_FIRST_POSITIONS: dict[type[nn.Module], FirstPosition] = {}
 _OF_FILE: dict[str, dict[str, type[nn.Module]]] = {}
 """What each executed model file registered, by the name of its module."""
+
+
+AlibiSlopes = torch.Tensor
+"""ALiBi's slopes [heads], where transformers passes the bias that they make."""
 
 
 @dataclass
@@ -31,9 +39,16 @@ class CausalLMOutput:
 torch.utils._pytree.register_dataclass(CausalLMOutput)
 
 
-def register_causal_lm(config_class: str, model_class: type[nn.Module]) -> None:
-    """Register `model_class` under the name of its Hugging Face config class; the last line of a model file."""
+def register_causal_lm(
+    config_class: str, model_class: type[nn.Module], first_position: FirstPosition | None = None
+) -> None:
+    """Register `model_class` under the name of its Hugging Face config class; the last line of a model file.
+
+    `first_position` gives, from a config, the position of a text's first token; None: 0.
+    """
     _MODELS[config_class] = model_class
+    if first_position is not None:
+        _FIRST_POSITIONS[model_class] = first_position
 
 
 def load_model_file(path: Path) -> None:
@@ -65,3 +80,9 @@ def registered_model(config_class: str) -> type[nn.Module]:
     if config_class not in _MODELS:
         raise OnboardError(f"no generated model is registered for {config_class}", hint="Onboard the model first")
     return _MODELS[config_class]
+
+
+def first_position(config: Any) -> int:
+    """Return the position that the first token of a text has in the model registered for a config."""
+    registered = _FIRST_POSITIONS.get(registered_model(type(config).__name__))
+    return registered(config) if registered is not None else 0

@@ -14,9 +14,11 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis import mixers, probe
+from onboard.analysis.biases import position_bias
 from onboard.analysis.composite import is_under, unused_parts
 from onboard.analysis.experts import probe_experts
 from onboard.analysis.own_cache import cache_notes
+from onboard.analysis.positions import first_position
 from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
 from onboard.analysis.source import location, module_source
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
@@ -92,7 +94,6 @@ def _spec(
     blocks = [*_module_blocks(tiny, recordings[0], eager), *_rope_blocks(recordings), *_scan_blocks(recordings[0])]
     whole = _without_memory(full)
     kinds = _layer_kinds(whole, tiny, recordings[0], {b.class_name for b in blocks if b.kind == "experts"}, eager)
-    counted = counts_positions(tiny)
     return ModelSpec(
         model=model,
         revision=revision,
@@ -104,13 +105,22 @@ def _spec(
         source_hash=source.sha256(),
         num_parameters=_parameters(whole),
         config=dict(config),
-        traits=traits(text_config(full), tiny, recordings[0], blocks) | ({"positions": _COUNTED} if counted else {}),
+        traits=traits(text_config(full), tiny, recordings[0], blocks)
+        | position_bias(recordings[0])
+        | _positions(full, tiny),
         blocks=blocks,
         layer_kinds=kinds,
         eager=eager,
         never_called=_never_called(tiny, recordings),
         tricky=_tricky(text_config(full), recordings[0]),
     )
+
+
+def _positions(config: PretrainedConfig, tiny: nn.Module) -> dict[str, Trait]:
+    if counts_positions(tiny):
+        return {"positions": _COUNTED}
+    first = first_position(config)
+    return {"first_position": first} if first is not None else {}
 
 
 def count_parameters(config: PretrainedConfig) -> int:
@@ -269,7 +279,6 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     if not isinstance(parameters, dict) or not hasattr(type(module), "compute_default_rope_parameters"):
         return probe.Finding("other")
     per_layer_type = "rope_type" not in parameters
-    some_types = {"some_types": True} if per_layer_type and set(config.layer_types) - parameters.keys() else {}
     ropes = {finding.parameters["op"] for call in recording.functions if (finding := probe.probe_rope(call))}
     complex_form = ropes == {"torch_rope_with_complex_freqs"}
     longrope = "longrope" in str(parameters) or hasattr(config, "original_max_position_embeddings")
@@ -277,9 +286,22 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     style = "complex" if complex_form else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
     return probe.Finding(
         "rotary",
-        {"style": style, "per_layer_type": per_layer_type, "longrope": longrope} | some_types,
+        {"style": style, "per_layer_type": per_layer_type, "longrope": longrope} | _of_layer_types(config),
         [f"probe: cos^2 + sin^2 = {scale:.6g}^2 everywhere", "config.json: rope_parameters"],
     )
+
+
+def _of_layer_types(config: Any) -> dict[str, bool]:
+    """Return what is unusual about the RoPE of single layer types."""
+    rope = config.rope_parameters
+    if "rope_type" in rope:
+        return {}
+    unusual = {
+        "some_types": bool(set(config.layer_types) - rope.keys()),
+        "partly": None in rope.values(),
+        "own_sizes": getattr(config, "is_heterogeneous", False),  # heads of a layer type may have a size of their own
+    }
+    return {name: True for name, is_so in unusual.items() if is_so}
 
 
 def _rope_blocks(recordings: list[Recording]) -> list[Block]:

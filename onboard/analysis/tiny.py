@@ -53,13 +53,17 @@ def _floats(value: Any) -> Any:
 
 def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
     """Return the tiny transformers model: float32, evaluation mode, eager attention, every parameter random."""
+    return build_small(tiny_config(config), seed)
+
+
+def build_small(small: PretrainedConfig, seed: int = 0) -> nn.Module:
+    """Return the model of a config that is small already, as `build_tiny` does."""
     try:
-        small = tiny_config(config)
         model = causal_lm_class(small)._from_config(small, attn_implementation="eager", dtype=torch.float32)
     except OnboardError:
         raise
     except Exception as error:
-        raise OnboardError(f"transformers cannot build {config.model_type}: {one_line(error)}") from error
+        raise OnboardError(f"transformers cannot build {small.model_type}: {one_line(error)}") from error
     randomize(model, seed)
     return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
 

@@ -60,7 +60,7 @@ _SIZES = {
 _WIDTHS = ("attention_hidden_size", "lru_width")
 """Widths that are a multiple of the model's own."""
 _HEAD_DIMS = ("head_dim", "d_head", "attention_head_size")
-_KV_HEADS = ("num_key_value_heads", "kv_n_heads", "swa_num_key_value_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "swa_num_key_value_heads")
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 

@@ -120,6 +120,7 @@ def _show(coverage: Coverage, root: Path | None, as_json: bool) -> None:
         print(coverage.text(), end="")
         return
     print("\n".join(f"{status:<12}{count}" for status, count in coverage.counts().items()))
+    print(coverage.summary())
     if coverage.is_partial:
         print(f"partial: {len(coverage.entries)} of {coverage.asked}")
     for path in written:

@@ -70,6 +70,7 @@ def generate_model_file(spec: ModelSpec) -> str:
         functions=functions,
         blocks=blocks,
         config_class=spec.config_class,
+        first_position=first_position_expression(spec, "config"),
     )
     return format_python(text)
 
@@ -84,7 +85,9 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     ropes = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "rope"}
     scans = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "scan"}
     latents = {b.class_name: b.parameters for b in spec.blocks if b.kind == "attention" and b.parameters.get("expand")}
-    return Translator(model, recognised, ropes, scans, latents, spec.eager), model
+    bias = spec.traits.get("position_bias")
+    alibi = bias is not None and bias.value == "alibi"
+    return Translator(model, recognised, ropes, scans, latents, spec.eager, alibi=alibi), model
 
 
 def _check_identifiers(spec: ModelSpec) -> None:
@@ -106,6 +109,16 @@ def _attributes(parameters: dict[str, Any]) -> list[str]:
     whole = group_size == "self.weight.shape[0]"
     before = str(parameters.get("norm_before_gate", "self.x"))
     return ["x" if whole else group_size.removeprefix("self."), before.removeprefix("self.")]
+
+
+def first_position_expression(spec: ModelSpec, config: str) -> str | None:
+    """Return the expression for the position of a text's first token, of the variable `config`; None where it is 0."""
+    if "first_position" not in spec.traits:
+        return None
+    value = str(spec.traits["first_position"].value)
+    if not re.fullmatch(r"(pad_token_id \+ )?[0-9]{1,4}", value):
+        raise OnboardError(f"the spec has first_position {value!r}", hint="It is a number, or 'pad_token_id + 1'")
+    return f"{config}.{value}" if value.startswith("pad") else value
 
 
 def _plain(text: str | None) -> str:
@@ -140,6 +153,9 @@ def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
     return text
 
 
+_USUAL_ROTARY = {"some_types": False, "partly": False, "own_sizes": False}
+
+
 def _rotary(item: ClassText, recognised: Recognised, spec: ModelSpec, translator: Translator) -> str:
     found = find_method(item.cls, "forward")
     assert found is not None
@@ -150,7 +166,7 @@ def _rotary(item: ClassText, recognised: Recognised, spec: ModelSpec, translator
         default=rope_default(translator, item.cls),
         x=found[1].args.args[1].arg,
         reads=translator.states[item.cls].read_outside,
-        **recognised.parameters,
+        **(_USUAL_ROTARY | recognised.parameters),
     ).strip()
 
 
@@ -164,8 +180,10 @@ def _names_in(functions: list[MethodText]) -> set[str]:
 
 def _imports(names: set[str], translator: Translator, spec: ModelSpec, blocks: list[str]) -> list[str]:
     own = {state.cls.__name__ for state in translator.states.values()} | translator.functions.keys()
+    own |= translator.own_norms
     lines = {"import torch", "from torch import nn", "import onboard.ops  # noqa: F401  (registers the canonical ops)"}
-    lines.add("from onboard.modeling import CausalLMOutput, register_causal_lm")
+    slopes = "AlibiSlopes, " if any("AlibiSlopes" in block for block in blocks) else ""
+    lines.add(f"from onboard.modeling import {slopes}CausalLMOutput, register_causal_lm")
     lines.update(_config_import(cls) for cls in config_classes(translator) if _mentions(blocks, cls.__name__))
     if any("ROPE_INIT_FUNCTIONS" in block for block in blocks):
         lines.add("from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS")
@@ -204,6 +222,8 @@ def _import_line(name: str, obj: Any, source: Any) -> str:
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
                     return f"import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
+    if not source.module.__name__.startswith("transformers.models.") and getattr(source.module, name, None) is obj:
+        return f"from {source.module.__name__} import {name}"  # of transformers' shared code
     raise Untranslatable(f"the global {name} ({type(obj).__name__})")
 
 

@@ -18,6 +18,7 @@ from onboard.analysis.composite import is_under
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny import ORIGINAL_POSITIONS, load_config, tiny_config
 from onboard.codegen.format import format_python
+from onboard.codegen.model_file import first_position_expression
 from onboard.codegen.render import TEST_TEMPLATE, render
 from onboard.errors import OnboardError
 from onboard.graph.architecture import text_config
@@ -82,6 +83,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None) -> str:
         config=_arguments(config),
         config_module="transformers" if hasattr(transformers, spec.config_class) else type(config).__module__,
         counted="positions" in spec.traits,
+        first_position=first_position_expression(spec, "CONFIG"),
         layers=layers,
         blocks=blocks,
         eager=spec.eager,

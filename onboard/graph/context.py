@@ -38,6 +38,8 @@ class TransformContext:
     runtime: RuntimeConfig
     device: torch.device
     dtype: torch.dtype
+    first_position: int = 0
+    """The position of a text's first token."""
     facts: list[str] = field(default_factory=list)
     """Visible facts: fallbacks, skipped matches, unused graphs. The report and the log show each."""
     history: list[HistoryEntry] = field(default_factory=list)

@@ -17,7 +17,7 @@ from onboard.config import deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.architecture import causal_lm_class, decoder_config, text_config
-from onboard.modeling import CausalLMOutput, load_model_file, registered_model
+from onboard.modeling import CausalLMOutput, first_position, load_model_file, registered_model
 
 # Sizes that are neither 1 (which export would specialise on) nor equal (which it would take for one dimension).
 _EXAMPLE_BATCH, _EXAMPLE_SEQUENCE = 3, 11
@@ -65,6 +65,12 @@ class ModelFactory:
             return ()
         return tuple(getattr(self._generated_class(), "eager_modules", ()))
 
+    @cached_property
+    def first_position(self) -> int:
+        """The position of a text's first token, as the generated file registers it."""
+        load_model_file(self._model_file())
+        return first_position(self.config)
+
     def build_model(self, device: str = "meta") -> nn.Module:
         """Build the model in evaluation mode: parameters on `device` in `dtype`, buffers with their real values.
 
@@ -85,15 +91,8 @@ class ModelFactory:
         return {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in self.example_inputs()}
 
     def _generated_class(self) -> type[nn.Module]:
-        path = self._model_file()
-        load_model_file(path)
+        load_model_file(self._model_file())
         return registered_model(type(self.config).__name__)
-
-    def _model_file(self) -> Path:
-        path = content_path("models", f"modeling_{self.config.model_type}.py", root=self.root)
-        if not path.is_file():
-            raise OnboardError(f"there is no model file {path.name}", hint="Onboard the model first")
-        return path
 
     def _generated_model(self) -> nn.Module:
         try:
@@ -116,6 +115,12 @@ class ModelFactory:
             own = causal_lm_class(self.config)
             model = own._from_config(self.config, dtype=self.dtype, attn_implementation="eager")
         return model.eval().requires_grad_(False)
+
+    def _model_file(self) -> Path:
+        path = content_path("models", f"modeling_{self.config.model_type}.py", root=self.root)
+        if not path.is_file():
+            raise OnboardError(f"there is no model file {path.name}", hint="Onboard the model first")
+        return path
 
     def _hf_model(self) -> nn.Module:
         model = causal_lm_class(self.config)._from_config(self.config, dtype=self.dtype)

@@ -10,7 +10,7 @@ import torch
 
 from onboard.config import RuntimeConfig
 from onboard.content import content_path
-from onboard.errors import OnboardError, UsageError
+from onboard.errors import NoCachedFormError, OnboardError, UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.factory import ModelFactory
 from onboard.graph.invariants import uncached_attention
@@ -46,7 +46,7 @@ def build_engine(
             problem, hint="Leave the transforms that match attention and insert_cached_attention enabled"
         )
     if context.cache is None or not context.cache.resources:
-        raise OnboardError("the pipeline made no cache", hint="Leave insert_cached_attention enabled")
+        raise _no_cache(context)
     return Engine(
         gm,
         context.cache,
@@ -58,6 +58,12 @@ def build_engine(
         history=context.history,
         facts=context.facts,
     )
+
+
+def _no_cache(context: TransformContext) -> OnboardError:
+    if any(entry.key == "insert_cached_attention" and entry.enabled for entry in context.history):
+        return NoCachedFormError("nothing that the model keeps from token to token has a cached form")
+    return OnboardError("the pipeline made no cache", hint="Leave insert_cached_attention enabled")
 
 
 def make_context(
@@ -74,7 +80,12 @@ def make_context(
     factory.dtype = resolve_dtype(runtime.dtype, factory.config, device)
     _check_onboarded(factory.config.model_type, root, model or str(checkpoint))
     return TransformContext(
-        factory=factory, runtime=_fitted(runtime, factory.text_config), device=device, dtype=factory.dtype, facts=facts
+        factory=factory,
+        runtime=_fitted(runtime, factory.text_config, factory.first_position),
+        device=device,
+        dtype=factory.dtype,
+        first_position=factory.first_position,
+        facts=facts,
     )
 
 
@@ -136,11 +147,12 @@ def _check_onboarded(model_type: str, root: Path | None, model: str) -> None:
         raise OnboardError(f"{model} ({model_type}) was not onboarded", hint=f"Run: {command}")
 
 
-def _fitted(runtime: RuntimeConfig, config: Any) -> RuntimeConfig:
+def _fitted(runtime: RuntimeConfig, config: Any, first_position: int) -> RuntimeConfig:
     """Bound the default `max_seq_len` by the model; a longer one that was asked for is a `UsageError`."""
-    limit = max_positions(config)
+    positions = max_positions(config)
+    limit = None if positions is None else positions - first_position
     if limit is None or runtime.max_seq_len <= limit:
         return runtime
-    if "max_seq_len" in runtime.model_fields_set:
+    if "max_seq_len" in runtime.model_fields_set and runtime.max_seq_len != positions:
         raise UsageError(f"max_seq_len is {runtime.max_seq_len} and the model has {limit} positions", hint="Lower it")
     return runtime.model_copy(update={"max_seq_len": limit})

@@ -63,9 +63,9 @@ class Composite:
         if embeds is None:
             raise OnboardError(f"{type(self.model).__name__} gives its text model no embeddings", hint=_TEXT_ONLY)
         place, tables = self._positions(embeds, handed.get("position_ids"))
-        after = int(place.max()) + 1 - len(tokens) if tables is None else self._after(handed["position_ids"])
+        last = int(place.max()) if tables is None else int(handed["position_ids"].max()) - self.context.first_position
         blocks = self._blocks(handed.get("attention_mask"), len(tokens))
-        return PromptInputs(embeds[0], place, after, tables, blocks)
+        return PromptInputs(embeds[0], place, last + 1 - len(tokens), tables, blocks)
 
     @cached_property
     def model(self) -> Any:
@@ -122,20 +122,16 @@ class Composite:
         count = np.arange(embeds.shape[1])
         if position_ids is None:
             return count, None
+        first = self.context.first_position
         if position_ids.dim() == 2:
-            return position_ids[0].cpu().numpy(), None
+            return position_ids[0].cpu().numpy() - first, None
         if bool((position_ids == position_ids[:1]).all()):
-            return position_ids[0, 0].cpu().numpy(), None
+            return position_ids[0, 0].cpu().numpy() - first, None
         rotary = getattr(self._text_model, "rotary_emb", None)
         if rotary is None:
             raise OnboardError("positions go along several axes and there is no rotary embedding", hint=_TEXT_ONLY)
         cos, sin = rotary(embeds, position_ids)
         return count, (cos[0], sin[0])
-
-    @staticmethod
-    def _after(position_ids: torch.Tensor) -> int:
-        """Return how far later positions are from the tokens' places: they go on after the largest one."""
-        return int(position_ids.max()) + 1 - position_ids.shape[-1]
 
     def _blocks(self, masks: Any, length: int) -> IntArray | None:
         """Return the blocks in which masks let tokens see later ones; None when all are causal.

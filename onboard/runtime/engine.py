@@ -126,6 +126,7 @@ class Engine:
             step.starts(),
             step.lengths(),
             step.pages(),
+            slots=step.slots(),
             rope_length=step.rope_length,
             position_ids=step.position_ids(),
         )
@@ -197,11 +198,18 @@ class Engine:
 
     def _prefill_logits(self, tokens: np.ndarray[Any, Any], pages: np.ndarray[Any, Any]) -> list[torch.Tensor]:
         chunk, parts = min(_LOGITS_CHUNK, self.cache.info.max_num_tokens), []
+        slot = np.array([self.cache.info.num_slots - 1])  # the scheduler's sequences have those before
         table = self.rope.table(len(tokens)) if self.rope else 0
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
             self.cache.info.set_batch(
-                part, np.array([start]), np.array([len(part)]), pages, np.arange(len(part)), rope_length=table
+                part,
+                np.array([start]),
+                np.array([len(part)]),
+                pages,
+                np.arange(len(part)),
+                slots=slot,
+                rope_length=table,
             )
             parts.append(self.cache.logits(self.gm).float().cpu())
         return parts

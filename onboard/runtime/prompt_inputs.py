@@ -22,9 +22,9 @@ class PromptInputs:
     embeds: torch.Tensor
     """[tokens, hidden], features of images in their places."""
     place: IntArray
-    """[tokens], each token's position for the text model."""
+    """[tokens], each token's position for the text model, counted from the model's first one."""
     after: int
-    """Added to the place in the sequence of all later tokens: positions after an image may be smaller than places."""
+    """Added to the places of all later tokens: their positions go on after the largest one of the prompt."""
     tables: tuple[torch.Tensor, torch.Tensor] | None = None
     """cos and sin [tokens, size] where positions go along several axes."""
     blocks: IntArray | None = None

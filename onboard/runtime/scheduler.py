@@ -41,6 +41,8 @@ class Request:
     given: PromptInputs | None = None
     """What the prompt has beside its tokens."""
     last_step: int = -1
+    slot: int = 0
+    """Where its recurrent states lie while it runs."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -132,6 +134,10 @@ class Step:
         """Return each chunk's number of tokens."""
         return np.array([chunk.length for chunk in self.chunks])
 
+    def slots(self) -> IntArray:
+        """Return where each sequence's recurrent states lie."""
+        return np.array([chunk.sequence.slot for chunk in self.chunks])
+
     def pages(self) -> IntArray:
         """Return each sequence's pages, filled up with the spare page 0."""
         rows = [chunk.sequence.page_row() for chunk in self.chunks]
@@ -159,6 +165,7 @@ class Scheduler:
         rope: LengthDependentRope | None = None,
     ) -> None:
         self.allocator = allocator
+        self.slots = PageAllocator(max_batch_size + 1)
         self.page_size = page_size
         self.max_batch_size = max_batch_size
         self.max_num_tokens = max_num_tokens
@@ -232,6 +239,7 @@ class Scheduler:
                 return
             sequence = self.waiting.popleft()
             sequence.pages = self.allocator.take(self._pages_for(len(sequence.tokens)))
+            (sequence.slot,) = self.slots.take(1)
             self.running.append(sequence)
             self._advance(sequence, step)
 
@@ -261,6 +269,8 @@ class Scheduler:
 
     def _release(self, sequence: Request) -> None:
         self.allocator.give_back(sequence.release())
+        self.slots.give_back([sequence.slot])
+        sequence.slot = 0
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
+from transformers import PreTrainedModel
+
 from onboard.codegen.translate import objects
 from onboard.codegen.translate.evaluate import bind_result, code, evaluate, settle
 from onboard.codegen.translate.frame import Frame
@@ -41,6 +43,9 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             store_attribute(attr, settle(value, frame), frame, origin)
         case ast.Attribute(value=owner, attr=attr) if _states_a_fact(owner, attr, value, frame):
             return
+        case ast.Attribute(value=owner, attr=attr) if _takes_away(owner, value, frame):
+            path = code(owner, frame)
+            frame.emit(ast.Assign([ast.Attribute(path, attr, ast.Store())], ast.Constant(None)), origin)
         case ast.Attribute(value=ast.Name(id=variable), attr=attr) if _is_copied_config(variable, frame):
             _change_config(variable, attr, settle(value, frame), frame, origin)
         case ast.Subscript():
@@ -53,6 +58,12 @@ def _states_a_fact(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bo
     """Whether `config.attr = value` says what every generated model takes for granted."""
     fact = objects.CONFIG_FACTS.get(attr)
     return isinstance(evaluate(owner, frame), Config) and isinstance(value, Known) and value.value is fact
+
+
+def _takes_away(owner: ast.expr, value: Value, frame: Frame) -> bool:
+    """Whether `__init__` takes a part (a norm's bias) away from a module that it made."""
+    nothing = isinstance(value, Known) and value.value is None
+    return nothing and frame.kind == "init" and isinstance(evaluate(owner, frame), Instance)
 
 
 def _is_copied_config(variable: str, frame: Frame) -> bool:
@@ -162,7 +173,9 @@ def _unpack_code(targets: list[ast.expr], value: Code, frame: Frame, origin: ast
 
 
 def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | None) -> None:
-    """Assign `self.attr`; only `__init__` may."""
+    """Assign `self.attr`; only `__init__` may. What transformers notes of its own models is dropped."""
+    if attr.startswith("_") and hasattr(PreTrainedModel, attr):
+        return
     if frame.kind != "init":
         if isinstance(value, Code) and ast.unparse(value.expr).split(".to(")[0] == f"self.{attr}":
             return  # moved to where the tensors are
@@ -177,8 +190,8 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
 def _at(value: Value, path: ast.expr) -> Value:
     """Return a value as it is read back from the attribute `path`."""
     match value:
-        case Code(static=static):
-            return Code(path, static)
+        case Code(static=static, optional=optional):
+            return Code(path, static, optional=optional)
         case Instance():
             return replace(value, expr=path)
         case ModuleList(made=made):

@@ -13,20 +13,24 @@ import torch
 from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
-from onboard.codegen.translate import canonical, composite, latent, objects, recurrent, scores
+from onboard.codegen.translate import biases, canonical, composite, folded, latent, objects, recurrent, scores
 from onboard.codegen.translate.values import (
     CHANNELS,
+    KEYS,
     NONE,
     POSITIONS,
     SHARED,
     UPCAST,
+    ZEROS,
     AttentionInterface,
     Choice,
     Code,
     Config,
+    Folded,
     Global,
     Instance,
     Items,
+    KeyBias,
     Known,
     Made,
     Mapping,
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
 
 _POINTWISE = {"to", "float", "type", "type_as", "half", "bfloat16", "sigmoid", "tanh", "abs", "neg", "clamp"}
 _ALONG_LAST = {"chunk", "split", "mean", "sum", "norm", "softmax"}
+_OF_MASKS = {"to", "bool", "type", "contiguous"}
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _IDENTITIES = (nn.Dropout, nn.Identity)
 
@@ -173,6 +178,10 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return AttentionInterface()
         case Config() if attr == "get_text_config":
             return composite.text_config(owner)
+        case Mask() if attr in _OF_MASKS:
+            return owner
+        case Global(obj=type() as cls) if attr == "apply" and issubclass(cls, torch.autograd.Function):
+            return frame.translator.call_autograd(cls, args, frame)
         case Instance() if attr == "forward":
             return call_value(owner, args, frame)
         case Instance(classes=classes) if all(frame.translator.has_method(cls, attr) for cls in classes):
@@ -189,6 +198,14 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
         bare = plain_call(attribute(owner.expr, attr), Args([], args.keywords, []))
         if (found := scores.method(owner, attr, args, bare.expr)) is not None:
             return found
+    if isinstance(owner, Folded) and (changed := folded.method(owner, attr, args)) is not None:
+        return changed
+    if isinstance(owner, KeyBias):
+        return _bias_method(owner, attr, args)
+    if owner.form == KEYS and (keys := biases.key_method(owner, attr, args)) is not None:
+        return keys
+    if (apart := folded.fold(owner, attr, args)) is not None:
+        return apart
     known = [value.value for value in args.positional if isinstance(value, Known)]
     if (attr == "float" or (attr == "to" and _is_float32(args))) and owner.form is None and not owner.static:
         return replace(_cast(owner, attr, args), form=UPCAST)
@@ -213,6 +230,16 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
     if owner.transposed and attr == "view":
         attr = "reshape"  # a transposed tensor has no view of another shape
     return plain_call(attribute(residual(owner), attr), args, owner.static and args.static())
+
+
+def _bias_method(owner: KeyBias, attr: str, args: Args) -> Value:
+    if attr == "baddbmm":
+        first, second = (args.keywords.get(key) or args.positional[i] for i, key in enumerate(("batch1", "batch2")))
+        if (added := scores.added(owner, first, second, args.keywords)) is not None:
+            return added
+    if not biases.method(attr):
+        raise Untranslatable(f"a bias of positions and its {attr}")
+    return owner
 
 
 def _is_float32(args: Args) -> bool:
@@ -284,6 +311,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return replace(args.positional[0], copy=plain_call(expr, args).expr)
     if obj is torch.arange and (counted := _counted(args, frame)) is not None:
         return counted
+    if (keys := biases.counted(obj, expr, args, frame)) is not None:
+        return keys
     if obj is is_torchdynamo_compiling:
         return Known(True)  # generated code is made for export
     if (handler := _BUILTINS.get(obj) if isinstance(obj, type) or callable(obj) else None) is not None:
@@ -307,6 +336,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if isinstance(obj, type) and issubclass(obj, UserDict) and all(same(item, NONE) for item in args.positional):
         return Code(ast.Dict([], []), form=SHARED)
     static = args.static() and not _is_torch(obj)
+    if obj is torch.zeros and not static:
+        return replace(plain_call(expr, args), form=ZEROS)
     if not static and (attended := scores.call_of(obj, args, _unmasked_call(expr, args))) is not None:
         return attended
     return plain_call(expr, args, static)

@@ -31,7 +31,7 @@ from onboard.codegen.translate.facts import (
     same_fact,
 )
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.results import finish_returns, same_call, with_logits_alone
+from onboard.codegen.translate.results import finish_returns, given_back, in_terms_of, same_call, with_logits_alone
 from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
     CHANNELS,
@@ -52,6 +52,7 @@ from onboard.codegen.translate.values import (
     call,
     fill,
     name,
+    passed,
     residual,
     untransposed,
 )
@@ -71,6 +72,7 @@ class Translator:
         scans: helper function name -> canonical op of a recurrent mixer.
         latents: class name of latent attention -> what `analysis.mixers.probe_latent_attention` found.
         eager: paths of a composite's towers, which the generated model leaves out.
+        alibi: attention has a bias that is linear in the key's position.
     """
 
     def __init__(
@@ -81,6 +83,8 @@ class Translator:
         scans: MappingABC[str, str] | None = None,
         latents: MappingABC[str, MappingABC[str, str]] | None = None,
         eager: Collection[str] = (),
+        *,
+        alibi: bool = False,
     ) -> None:
         self.model = model
         self.config: Any = model.config
@@ -89,7 +93,12 @@ class Translator:
         self.scans = scans or {}
         self.latents = latents or {}
         self.eager = eager
+        self.alibi = alibi
+        self.specialised = False
+        """Branches on the config are decided, and guarded, as this config has them."""
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
+        self.shared: dict[tuple[type, str], set[str]] = {}
+        """Parameters that a method takes because other classes' methods, which are called in its place, need them."""
         self.reset()
 
     @cached_property
@@ -106,7 +115,15 @@ class Translator:
         """Names of `canonical.NORMS` that the file needs its own subclass of."""
 
     def translate(self) -> ClassState:
-        """Translate the model's class and all that it reaches."""
+        """Translate the model's class and all that it reaches: for every config or, where that fails, for this one."""
+        try:
+            return self._fixed_point()
+        except Untranslatable:
+            self.specialised = True
+            self.facts = {}
+        return self._fixed_point()
+
+    def _fixed_point(self) -> ClassState:
         for _ in range(100):
             self.reset()
             try:
@@ -200,10 +217,11 @@ class Translator:
         if len(torch_classes) == len(module.classes):
             return self._call_torch_module(module, args)
         own = replace(module, made=tuple(made for made in module.made if self.translates(made.cls)))
-        routines = [self._method(state, attr, args) for state in self.reached(own)]
+        states = self.reached(own)
+        routines = [self._method(state, attr, args) for state in states]
         if torch_classes and not (torch_classes == [nn.Identity] and all(item.keeps_one for item in routines)):
             raise Untranslatable(f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}")
-        self._share_parameters(routines, args)
+        self._share_parameters(states, attr, routines, args)
         keeps_order = attr == "forward" and self._keeps_order(own, args)
         function = module.expr if attr == "forward" else attribute(module.expr, attr)
         results = [self._result(function, r, _all_bound(r.node, args), keeps_order) for r in routines]
@@ -211,12 +229,17 @@ class Translator:
             raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
         return results[0]
 
-    def _share_parameters(self, routines: list[Routine], args: Args) -> None:
-        """What one class of a module that may be of several needs, the others take, too, where they can."""
-        parameters = list(dict.fromkeys(key for routine in routines for key in routine.parameters))
-        if all(set(bind(routine.node, args, method=True)[0]).issuperset(parameters) for routine in routines):
-            for routine in routines:
-                routine.parameters = parameters
+    def _share_parameters(self, states: list[ClassState], attr: str, routines: list[Routine], args: Args) -> None:
+        """What one class of a module that may be of several needs of a call, the others take, too, where they can."""
+        given = [set(bind(routine.node, args, method=True)[0]) for routine in routines]
+        needed = {key for routine, own in zip(routines, given, strict=True) for key in routine.parameters if key in own}
+        if not all(own.issuperset(needed) for own in given):
+            return
+        lacking = {state.cls: needed.difference(r.parameters) for state, r in zip(states, routines, strict=True)}
+        for cls, keys in lacking.items():
+            self.shared.setdefault((cls, attr), set()).update(keys)
+        if any(lacking.values()):
+            raise Restart
 
     def _call_torch_module(self, module: Instance, args: Args) -> Value:
         match args.positional:
@@ -256,7 +279,8 @@ class Translator:
         routine = self._method(state, attr, args)
         if not routine.body:
             del state.methods[attr]  # nothing is left to call
-            return routine.shape
+            if routine.given is None:
+                return routine.shape
         static = "staticmethod" in {ast.unparse(item) for item in found[1].decorator_list}
         bound, rest = bind(routine.node, args, method=not static)
         return self._result(attribute(name("self"), attr), routine, rest | bound, False)
@@ -320,6 +344,17 @@ class Translator:
             self.functions[key] = self._routine(node, inner, self.facts["function", key])
         return self._result(name(key), self.functions[key], bound, False)
 
+    def call_autograd(self, cls: type, args: Args, frame: Frame) -> Value:
+        """Return `cls.apply(...)` of a function with a derivative of its own: what its forward computes."""
+        found = find_method(cls, "forward")
+        if found is None:
+            raise Untranslatable(f"{cls.__name__}.apply")
+        given = Args([NONE, *args.positional], args.keywords, args.stars)  # no context to save anything in
+        result = self._inline(found[1], module_source(found[0].__module__), given, frame.cls or frame.caller)
+        if result is None:
+            raise Untranslatable(f"{cls.__name__}.forward")
+        return result
+
     def _inline(
         self, node: ast.FunctionDef, source: ModuleSource, args: Args, caller: ClassState | None
     ) -> Value | None:
@@ -337,6 +372,10 @@ class Translator:
         found = find_method(state.cls, "__init__")
         assert found is not None
         owner, node = found
+        if owner.__module__.startswith("torch."):
+            state.init = Routine(node, module_source(owner.__module__))
+            state.inherits_init = True
+            return
         frame = Frame(self, module_source(owner.__module__), "init", state, owner)
         frame.env.values["self"] = Self()
         facts = self.facts["init", state.cls.__qualname__]
@@ -367,6 +406,7 @@ class Translator:
                 frame = Frame(self, module_source(owner.__module__), "forward", state, owner)
                 frame.env.values["self"] = Self()
                 state.methods[attr] = self._routine(node, frame, self.facts[key])
+            state.methods[attr].take(self.shared.get((state.cls, attr), set()), self.facts[key])
         return state.methods[attr]
 
     def _routine(self, node: ast.FunctionDef, frame: Frame, facts: dict[str, Value]) -> Routine:
@@ -379,7 +419,10 @@ class Translator:
             raise Untranslatable(f"{node.name}, which raises")
         if frame.cls is not None and frame.cls.cls is type(self.model) and node.name == "forward":
             frame.returns = [(statement, with_logits_alone(value)) for statement, value in frame.returns]
-        routine = Routine(node, frame.source)
+        routine = Routine(node, frame.source, facts=facts)
+        if frame.kind == "forward" and node.name != "forward" and (given := given_back(frame)) is not None:
+            routine.given = given
+            return routine
         routine.shape, routine.holes = finish_returns(frame)
         routine.body = cleanup.clean(frame.out)
         used = cleanup.free_names(routine.body)
@@ -391,18 +434,25 @@ class Translator:
 
     def _result(self, function: ast.expr, routine: Routine, bound: dict[str, Value], keeps_order: bool) -> Value:
         """Return the value of a call of translated code."""
-        missing = [key for key in routine.parameters if key not in bound]
+        if routine.given is not None:
+            return in_terms_of(routine.given, bound)
         arguments = []
-        for key in routine.parameters:
-            absent = Code(name("position_ids")) if key == "position_ids" and self.counts_positions else NONE
-            value = absent if key in missing else bound[key]
-            arguments.append(residual(untransposed(value) if keeps_order else value))
+        for key in routine.omitting(bound):
+            value = bound[key] if key in bound else self._absent(routine, key)
+            arguments.append(passed(untransposed(value) if keeps_order else value, routine.facts.get(key)))
         called = ast.Call(function, arguments, [])
         if routine.holes > 1:
             return Result(called, routine.shape, routine.holes)
         if routine.holes == 0:
             return routine.shape
         return fill(routine.shape, [Code(called, transposed=keeps_order)])
+
+    def _absent(self, routine: Routine, key: str) -> Value:
+        """Return what a call that leaves a parameter out passes for it."""
+        if key == "position_ids" and self.counts_positions:
+            return Code(name("position_ids"))
+        default = default_nodes(routine.node).get(key)
+        return NONE if default is None else default_fact(default)
 
     def _learn(self, key: tuple[str, str], node: ast.FunctionDef, bound: dict[str, Value], translated: bool) -> None:
         """Join what a use passes into the facts of a function; a parameter that a use leaves out has its default."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
+from onboard.codegen.translate import dicts
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
+    MAYBE,
     Choice,
     Code,
     Env,
@@ -55,6 +57,8 @@ def dict_comprehension(node: ast.DictComp, frame: Frame) -> Value:
     from onboard.codegen.translate.evaluate import evaluate, settle
 
     generator = _only_loop(node, frame)
+    if (known := dicts.unrolled(node, frame)) is not None:
+        return known
     over, env = _loop_variables(generator, frame)
     with frame.branch(env) as statements:
         key, value = residual(evaluate(node.key, frame)), evaluate(node.value, frame)
@@ -63,7 +67,9 @@ def dict_comprehension(node: ast.DictComp, frame: Frame) -> Value:
     if isinstance(value, Mask):
         return value if not isinstance(value, PaddingMask) else PaddingMask()
     _check_pure(statements, node, frame)
-    form = f"dict of {value.form}" if isinstance(value, Code) and value.form else None
+    if (original := dicts.copied(node, key, value)) is not None:
+        return evaluate(original, frame)
+    form = f"dict of {value.form or MAYBE}" if isinstance(value, Code) and (value.form or value.optional) else None
     loop = ast.comprehension(generator.target, over, tests, 0)
     return Code(ast.DictComp(key, residual(value), [loop]), _is_static(generator, env) and is_static(value), form=form)
 

@@ -25,8 +25,10 @@ from onboard.codegen.translate.values import (
     Config,
     Hole,
     Instance,
+    KeyBias,
     Output,
     Untranslatable,
+    Value,
     attribute,
     name,
     residual,
@@ -99,7 +101,8 @@ def _constructor_calls(translator: Translator) -> dict[str, list[ast.Call]]:
         for statement in state.init.body:
             for node in ast.walk(statement):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in calls:
-                    calls[node.func.id].append(node)
+                    known = calls[node.func.id]  # a local variable's value may stand in several places
+                    known.extend([] if any(node is other for other in known) else [node])
     for class_name, nodes in calls.items():
         state = next(item for item in translator.states.values() if item.cls.__name__ == class_name)
         assert state.init is not None
@@ -128,7 +131,8 @@ def _class_text(
     state: ClassState, translator: Translator, top: ClassState, calls: dict[str, list[ast.Call]]
 ) -> ClassText:
     recognised = translator.recognised.get(state.cls.__name__)
-    methods = [_init_text(state, translator, top, calls[state.cls.__name__])]
+    init = [] if state.inherits_init else [_init_text(state, translator, top, calls[state.cls.__name__])]
+    methods = list(init)
     for key, routine in state.methods.items():
         methods.append(_method_text(key, routine, translator, state, state is top))
     assert state.init is not None
@@ -153,7 +157,8 @@ def _init_text(state: ClassState, translator: Translator, top: ClassState, calls
     parameters = ["self"]
     for key in init.parameters:
         fact = facts.get(key)
-        kind = type(fact.obj).__name__ if isinstance(fact, Config) else _annotation(init.node, key)
+        kind = type(fact.obj).__name__ if isinstance(fact, Config) else _module_type(fact)
+        kind = kind or _annotation(init.node, key)
         if any(isinstance(value, ast.Tuple) for value in _passed(key, init.parameters, calls)):
             kind += " | tuple[int, ...]"
         parameters.append(f"{key}: {kind}" + (f" = {ast.unparse(defaults[key])}" if key in defaults else ""))
@@ -161,6 +166,14 @@ def _init_text(state: ClassState, translator: Translator, top: ClassState, calls
     if state is top:
         body.extend(_tied(state, translator))
     return MethodText("__init__", f"({', '.join(parameters)}) -> None", print_block(body, init.source))
+
+
+def _module_type(fact: Value | None) -> str | None:
+    """Return the type of a parameter that is a module."""
+    if not isinstance(fact, Instance):
+        return None
+    (cls, *others) = fact.classes
+    return "nn.Module" if others else f"nn.{cls.__name__}" if cls.__module__.startswith("torch.") else cls.__name__
 
 
 def _passed(key: str, parameters: list[str], calls: list[ast.Call]) -> list[ast.expr]:
@@ -212,11 +225,19 @@ def _method_text(key: str, routine: Routine, translator: Translator, state: Clas
     if is_top and key == "forward":
         return _top_forward(routine)
     static = any(ast.unparse(item) == "staticmethod" for item in routine.node.decorator_list)
-    parameters = [f"{item}: {_tensor_annotation(item, routine, translator, state)}" for item in routine.parameters]
+    types = {item: _tensor_annotation(item, routine, translator, state) for item in routine.parameters}
+    parameters = [f"{item}: {kind}{_or_none(item, routine)}" for item, kind in types.items()]
     head = ", ".join(([] if static else ["self"]) + parameters)
     return MethodText(
         key, f"({head}) -> {_return_annotation(routine)}", print_block(routine.body, routine.source), static
     )
+
+
+def _or_none(parameter: str, routine: Routine) -> str:
+    """Return what follows a parameter's type where it may be None, and where calls leave it out."""
+    if parameter not in routine.optional:
+        return ""
+    return " | None = None" if parameter in routine.omitted else " | None"
 
 
 def _top_forward(routine: Routine) -> MethodText:
@@ -242,6 +263,8 @@ def _tensor_annotation(parameter: str, routine: Routine, translator: Translator,
                 case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Name(id=unpacked)) if unpacked == parameter:
                     return f"tuple[{', '.join(['torch.Tensor'] * len(parts))}]"
     fact = translator.facts.get(("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}).get(parameter)
+    if isinstance(fact, KeyBias):
+        return "AlibiSlopes"
     if isinstance(fact, Code) and fact.form == SHARED:
         return "dict[str, tuple[torch.Tensor, torch.Tensor]]"
     if isinstance(fact, Code) and fact.static:
@@ -262,7 +285,10 @@ def _return_annotation(routine: Routine) -> str:
 
 
 def _function_text(key: str, routine: Routine) -> MethodText:
-    parameters = [f"{item}: torch.Tensor" for item in routine.parameters]
+    static = {item for item, fact in routine.facts.items() if isinstance(fact, Code) and fact.static}
+    types = {item: _annotation(routine.node, item) for item in static if _is_named(routine.node, item)}
+    types |= {item: "torch.device" for item in routine.parameters if item == "device"}
+    parameters = [f"{item}: {types.get(item, 'torch.Tensor')}" for item in routine.parameters]
     return MethodText(
         key, f"({', '.join(parameters)}) -> {_return_annotation(routine)}", print_block(routine.body, routine.source)
     )

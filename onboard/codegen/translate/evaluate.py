@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from onboard.codegen.translate import calls, causal, objects, scores
+from onboard.codegen.translate import biases, calls, causal, objects, scores
 from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     COMPLEX,
+    MAYBE,
     NONE,
     POSITIONS,
     Choice,
@@ -22,6 +23,7 @@ from onboard.codegen.translate.values import (
     Half,
     Instance,
     Items,
+    KeyBias,
     Known,
     Mapping,
     Mask,
@@ -30,6 +32,7 @@ from onboard.codegen.translate.values import (
     Output,
     PaddingMask,
     Result,
+    Unread,
     Untranslatable,
     Value,
     is_static,
@@ -107,6 +110,8 @@ def truth(value: Value) -> bool | None:
             return bool(entries)
         case Code() | Half() | Result() | Instance(optional=True):
             return None
+        case Unread(reason=reason):
+            raise Untranslatable(reason)
     return True
 
 
@@ -130,6 +135,8 @@ def _attribute(node: ast.Attribute, frame: Frame) -> Value:
 
 def _subscript(node: ast.Subscript, frame: Frame) -> Value:
     owner = settle(evaluate(node.value, frame), frame)
+    if isinstance(owner, KeyBias) and biases.keeps_heads(node.slice):
+        return owner
     if isinstance(node.slice, ast.Slice) and isinstance(owner, ModuleList):
         return _slice_modules(owner, node.slice, frame)
     return _item(owner, evaluate(node.slice, frame), node, frame)
@@ -176,6 +183,8 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             return Half(owner, part)
         case Code(form=str() as form), _ if form == f"dict of {COMPLEX}":
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=COMPLEX)
+        case Code(form=str() as form), _ if form == f"dict of {MAYBE}":
+            return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), optional=True)
         case Code(), Items(items=parts) if _keeps_everything(parts):
             return owner
         case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if first is Ellipsis:
@@ -240,6 +249,8 @@ def binary(op: ast.operator, left: Value, right: Value) -> Value:
     """Return `left op right`."""
     if (attended := _scores(op, left, right)) is not None:
         return attended
+    if (bias := biases.combined(op, left, right)) is not None:
+        return bias
     if isinstance(op, ast.Add) and isinstance(right, Mask) and isinstance(left, Code) and not left.static:
         return causal.masked(left)
     if isinstance(left, Known) and isinstance(right, Known) and type(op) in _BINARY:
@@ -269,7 +280,7 @@ def _scores(op: ast.operator, left: Value, right: Value) -> Value | None:
     if not any(isinstance(side, scores.Scores) for side in (left, right)):
         return None
     bare = [replace(side, masked=False) if isinstance(side, Code) else side for side in (left, right)]
-    codes = [ast.Constant(None) if isinstance(side, Mask) else residual(side) for side in bare]
+    codes = [ast.Constant(None) if isinstance(side, Mask | KeyBias) else residual(side) for side in bare]
     return scores.combined(op, left, right, ast.BinOp(codes[0], op, codes[1]))
 
 

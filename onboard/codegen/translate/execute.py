@@ -10,6 +10,7 @@ from typing import Any
 from onboard.codegen.translate import lists
 from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.comprehensions import bind_target, iteration
+from onboard.codegen.translate.decisions import deciding
 from onboard.codegen.translate.evaluate import binary, evaluate, settle, truth
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.narrow import narrowed
@@ -24,11 +25,13 @@ from onboard.codegen.translate.values import (
     Mask,
     ModuleList,
     PaddingMask,
+    Unread,
     Untranslatable,
     Value,
     attribute,
     call,
     is_static,
+    joined_ways,
     may_be_none,
     name,
     residual,
@@ -51,7 +54,12 @@ def execute(statements: Sequence[ast.stmt], frame: Frame) -> str:
 
 
 def _assign(node: ast.Assign, frame: Frame) -> None:
-    value = evaluate(node.value, frame)
+    try:
+        value = evaluate(node.value, frame)
+    except Untranslatable as error:
+        if frame.branches or not all(isinstance(target, ast.Name) for target in node.targets):
+            raise
+        value = Unread(str(error))
     for target in node.targets:
         store(target, value, frame, node)
 
@@ -102,7 +110,7 @@ def _if(node: ast.If, frame: Frame) -> str | None:
     try:
         test = evaluate(node.test, frame)
     except Untranslatable:
-        if [type(item) for item in node.body] == [ast.Raise] and not node.orelse:
+        if _only_raises(node.body) and not node.orelse:
             return None  # a check of arguments that generated code does not have
         raise
     decided = truth(test)
@@ -114,6 +122,9 @@ def _if(node: ast.If, frame: Frame) -> str | None:
 
 def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
     """Keep both sides; where one has no translation, take this config's side and guard it."""
+    if frame.translator.specialised and (chosen := _specialised(node, test, frame)) is not None:
+        ending = execute(node.body if chosen else node.orelse, frame)
+        return None if ending == GOES_ON else ending
     sides = []
     for body, outcome in ((node.body, True), (node.orelse, False)):
         with narrowed(test, outcome, frame):
@@ -141,6 +152,23 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
         frame.emit(_if_statement(residual(test), body, orelse), node)
     frame.env = joined
     return None
+
+
+def _specialised(node: ast.If, test: Value, frame: Frame) -> bool | None:
+    """Return this config's side of a static test and guard it; None where that cannot be told."""
+    if not is_static(test) or frame.cls is None or any(_only_raises(body) for body in (node.body, node.orelse)):
+        return None
+    try:
+        reasons, chosen = deciding(residual(test), frame)
+    except Untranslatable:
+        return None
+    for reason in reasons:
+        frame.translator.guard(reason, frame)
+    return chosen
+
+
+def _only_raises(body: list[ast.stmt]) -> bool:
+    return [type(item) for item in body] == [ast.Raise]
 
 
 Side = tuple[list[ast.stmt], Env, str]
@@ -195,7 +223,7 @@ def _join(*branches: tuple[list[ast.stmt], Env]) -> Env:
         if a is None or b is None:
             joined.values[key] = a if a is not None else b  # type: ignore[assignment]
         elif isinstance(a, ModuleList) and isinstance(b, ModuleList) and same(a, b):
-            joined.values[key] = replace(a, made=lists.joined_ways(a.made, b.made))
+            joined.values[key] = replace(a, made=joined_ways(a.made, b.made))
         elif same(a, b):
             joined.values[key] = a
         else:

@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
@@ -37,9 +36,9 @@ def _holds(test: Value, layer: nn.Module, frame: Frame) -> bool | None:
 
 
 def possible(module: Instance, attr: str, frame: Frame) -> Instance:
-    """Return `self.attr` with the classes alone that it has in layers that get here."""
-    if not frame.layers:  # no layer of this config does: all may be
+    """Return `self.attr` without the classes that it has only in layers that do not get here."""
+    if not frame.layers or frame.cls is None:  # no layer of this config does: all may be
         return module
-    found: list[Any] = [getattr(layer, attr, None) for layer in frame.layers]
-    made = tuple(way for way in module.made if way.cls in {type(item) for item in found})
-    return replace(module, made=made or module.made, optional=module.optional and None in found)
+    here = {type(getattr(layer, attr, None)) for layer in frame.layers}
+    everywhere = {type(getattr(layer, attr, None)) for layer in frame.translator.modules_of(frame.cls.cls)}
+    return replace(module, made=tuple(way for way in module.made if way.cls not in everywhere - here))

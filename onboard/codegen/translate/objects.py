@@ -13,13 +13,15 @@ from transformers import PretrainedConfig, masking_utils
 from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
 from transformers.utils import ModelOutput
 
-from onboard.codegen.translate import causal
+from onboard.codegen.translate import causal, folded
 from onboard.codegen.translate.values import (
+    KEYS,
     NONE,
     POSITIONS,
     Choice,
     Code,
     Config,
+    Folded,
     Global,
     Instance,
     Known,
@@ -91,7 +93,7 @@ def positions(frame: Frame) -> Code | None:
     """
     if frame.kind != "forward" or not frame.translator.counts_positions:
         return None
-    return Code(name("position_ids"), form=POSITIONS)
+    return Code(name("position_ids"), form=KEYS if frame.translator.alibi else POSITIONS)
 
 
 def is_attention_dispatch(value: Value) -> bool:
@@ -127,6 +129,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return frame.translator.reached(owner)[0].attribute(attr, expr, frame)
         case Mapping() | ModuleList():
             return Method(owner, attr)
+        case Folded() if attr == "shape":
+            return folded.shape(owner)
         case Mask() if (fact := causal.mask_attribute(attr)) is not None:
             return fact
         case Code(expr=expr, masked=True) if attr in (*_OF_ANY_SHAPE, "shape"):

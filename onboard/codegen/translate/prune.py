@@ -49,6 +49,9 @@ def _prune_class(state: ClassState, translator: Translator, done: set[str]) -> N
     names = [item.arg for item in (*state.init.node.args.args, *state.init.node.args.kwonlyargs)][1:]
     free = cleanup.free_names([*body, *_tests(state.guards)], live)
     own = translator.recognised.get(state.cls.__name__)
+    if state.inherits_init:
+        state.init.parameters = [key for key in names if key not in ("device", "dtype")]
+        return
     state.init.parameters = ["config"] if own is not None and own.own_init else [key for key in names if key in free]
 
 
@@ -60,7 +63,7 @@ def _has_weights(state: ClassState, attr: str) -> bool:
     known = isinstance(value, Instance) and all(
         cls in state.translator.states or cls.__module__.startswith("torch.") for cls in value.classes
     )
-    if any(isinstance(getattr(module, attr, None), nn.Parameter) for module in state.instances()):
+    if any(isinstance(getattr(module, attr, None), nn.Parameter) for module in state.translator.modules_of(state.cls)):
         return True
     return known and has_parameters(state, attr)
 

@@ -12,7 +12,9 @@ from onboard.codegen.translate.values import (
     Half,
     Hole,
     Items,
+    KeyBias,
     Known,
+    Mapping,
     Mask,
     Output,
     Result,
@@ -43,6 +45,48 @@ def with_logits_alone(value: Value) -> Value:
     )
 
 
+def given_back(frame: Frame) -> Value | None:
+    """Return what a function returns whichever way it goes, where that is nothing but what it was given.
+
+    It may have decided which part of its arguments to take, and have taken all of them each time.
+    """
+    values = [value for _, value in frame.returns]
+    nodes = [node for statement in frame.out for node in ast.walk(statement)]
+    if any(isinstance(node, ast.Expr | ast.AugAssign | ast.For) or _is_store_inside(node) for node in nodes):
+        return None
+    assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    if len(values) < 2 or not all(same(values[0], value) for value in values):
+        return None
+    return values[0] if isinstance(values[0], Code | Items) and _is_given(values[0], assigned) else None
+
+
+def _is_store_inside(node: ast.AST) -> bool:
+    return isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store)
+
+
+def _is_given(value: Value, assigned: set[str]) -> bool:
+    match value:
+        case Items(items=items):
+            return all(_is_given(item, assigned) for item in items)
+        case Mapping(items=items):
+            return all(_is_given(item, assigned) for item in items.values())
+        case Code(expr=ast.Name(id=variable), transposed=False):
+            return variable not in assigned
+    return isinstance(value, Mask | Known | Config)
+
+
+def in_terms_of(value: Value, arguments: dict[str, Value]) -> Value:
+    """Return what a call gets that is given its arguments back."""
+    match value:
+        case Items(items=items):
+            return Items(tuple(in_terms_of(item, arguments) for item in items))
+        case Mapping(items=items):
+            return Mapping({key: in_terms_of(item, arguments) for key, item in items.items()})
+        case Code(expr=ast.Name(id=parameter)):
+            return arguments[parameter]
+    return value
+
+
 def _shape(values: list[Value], index: int) -> tuple[Value, int]:
     """Return the common shape of several results: what all know stays known, the rest are holes."""
     first = values[0]
@@ -63,11 +107,15 @@ def _shape(values: list[Value], index: int) -> tuple[Value, int]:
                 parts.append(part)
             return Output(dict(zip(fields, parts, strict=True))), index
     form = first.form if isinstance(first, Code) else None
-    return Hole(index, form), index + 1
+    like = first if isinstance(first, KeyBias) and all(isinstance(value, KeyBias) for value in values) else None
+    optional = any(same(value, NONE) or (isinstance(value, Code) and value.optional) for value in values)
+    return Hole(index, form, optional, like), index + 1
 
 
 def _run_time_parts(shape: Value, value: Value) -> list[Value]:
     match shape, value:
+        case Hole(like=KeyBias()), KeyBias(expr=slopes):
+            return [Code(slopes)]
         case Hole(), _:
             return [value]
         case Items(items=shapes), Items(items=items):

@@ -8,19 +8,24 @@ then it is the plain code that it was. The mask is causal (the analysis probed i
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from onboard.codegen.translate import biases, folded
 from onboard.codegen.translate.canonical import op
 from onboard.codegen.translate.values import (
     NONE,
     UPCAST,
+    ZEROS,
     Code,
+    Folded,
     Items,
+    KeyBias,
+    Known,
     Mask,
     Output,
     Value,
@@ -29,6 +34,7 @@ from onboard.codegen.translate.values import (
     constant,
     is_static,
     residual,
+    same,
     untransposed,
 )
 
@@ -49,18 +55,22 @@ class Scores(Code):
     """[batch, heads, sequence, dim], as the query."""
     scale: ast.expr | None = None
     bias: ast.expr | None = None
+    slopes: ast.expr | None = None
+    """Of a bias that is linear in the key's position."""
+    causal: bool = False
+    """The mask is in."""
     normed: bool = False
 
     def same_as(self, other: Code) -> bool:
         """Whether both lead to the same attention."""
         assert isinstance(other, Scores)
-        flags = (self.masked, self.normed) == (other.masked, other.normed)
+        flags = (self.masked, self.causal, self.normed) == (other.masked, other.causal, other.normed)
         return flags and [ast.dump(part) for part in self.parts()] == [ast.dump(part) for part in other.parts()]
 
     def parts(self) -> list[ast.expr]:
-        """Return the code of query, key, scale and bias, those that there are."""
+        """Return the code of query, key, scale, bias and slopes, those that there are."""
         tensors = [residual(item) for item in (self.query, self.key) if item is not None]
-        return tensors + [item for item in (self.scale, self.bias) if item is not None]
+        return tensors + [item for item in (self.scale, self.bias, self.slopes) if item is not None]
 
     def renamed(self, rename: Callable[[ast.expr], ast.expr]) -> Scores:
         """Return the scores with other names in their code."""
@@ -71,9 +81,9 @@ class Scores(Code):
         def code(value: ast.expr | None) -> ast.expr | None:
             return None if value is None else rename(value)
 
-        return replace(
-            self, query=tensor(self.query), key=tensor(self.key), scale=code(self.scale), bias=code(self.bias)
-        )
+        query, key = tensor(self.query), tensor(self.key)
+        scale, bias, slopes = code(self.scale), code(self.bias), code(self.slopes)
+        return replace(self, query=query, key=key, scale=scale, bias=bias, slopes=slopes)
 
 
 def product(left: Value, right: Value, expr: ast.expr) -> Value | None:
@@ -84,11 +94,29 @@ def product(left: Value, right: Value, expr: ast.expr) -> Value | None:
         return None
     assert isinstance(left, Code)
     assert isinstance(right, Code)
+    if isinstance(left, Folded) or isinstance(right, Folded):
+        query, key = folded.unfolded(left), folded.turned_back(right)
+        return None if query is None or key is None else Scores(expr, query=query, key=key)
     return Scores(expr, query=left, key=_turned(right))
 
 
+def added(bias: Value, first: Value, second: Value, keywords: Mapping[str, Value]) -> Value | None:
+    """Return `bias.baddbmm(first, second, beta=..., alpha=...)` where the bias is ALiBi's or zero."""
+    found = product(first, second, ast.Constant(None))
+    alpha, beta = keywords.get("alpha", Known(1)), keywords.get("beta", Known(1))
+    if not isinstance(found, Scores) or found.normed or not (is_static(alpha) and is_static(beta)):
+        return None
+    found = replace(found, masked=True)  # there is no code of its own for it
+    if not same(alpha, Known(1)):
+        found = _scaled(found, ast.Mult(), residual(alpha), found.expr)
+    if isinstance(bias, KeyBias):
+        scaled = biases.scaled(bias, ast.Mult(), beta)
+        return combined(ast.Add(), found, scaled, found.expr) if scaled is not None else None
+    return found if isinstance(bias, Code) and bias.form == ZEROS else None
+
+
 def _unfolded(value: Value) -> Value:
-    """Return a tensor whose first dimension is batch times heads as one of batch one, and scores as they are."""
+    """Return a tensor whose first dimension is batch times heads as one of batch one, and others as they are."""
     if type(value) is not Code or value.static:
         return value
     turned = replace(value, expr=call(attribute(value.expr, "unsqueeze"), ast.Constant(0)), transposed=False)
@@ -123,7 +151,10 @@ def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) 
     if not isinstance(left, Scores) or isinstance(right, Scores) or left.normed:
         return None
     if isinstance(operator, ast.Add) and isinstance(right, Mask):
-        return replace(left, masked=True)
+        return replace(left, masked=True, causal=True)
+    if isinstance(operator, ast.Add) and isinstance(right, KeyBias):
+        slopes = right.expr if left.slopes is None else ast.BinOp(left.slopes, ast.Add(), right.expr)
+        return replace(left, masked=True, slopes=slopes)
     if isinstance(operator, ast.Add) and isinstance(right, Code) and not right.static:
         plain = left.expr if left.masked else expr
         bias = residual(right) if left.bias is None else ast.BinOp(left.bias, ast.Add(), residual(right))
@@ -136,8 +167,10 @@ def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) 
 def _scaled(scores: Scores, operator: ast.operator, factor: ast.expr, expr: ast.expr) -> Scores:
     old = scores.scale or ast.Constant(1.0)
     scale = factor if scores.scale is None and isinstance(operator, ast.Mult) else ast.BinOp(old, operator, factor)
-    bias = None if scores.bias is None else ast.BinOp(scores.bias, operator, factor)
-    return replace(scores, expr=scores.expr if scores.masked else expr, scale=scale, bias=bias)
+    bias, slopes = (
+        None if part is None else ast.BinOp(part, operator, factor) for part in (scores.bias, scores.slopes)
+    )
+    return replace(scores, expr=scores.expr if scores.masked else expr, scale=scale, bias=bias, slopes=slopes)
 
 
 def method(scores: Scores, attr: str, args: Args, expr: ast.expr) -> Value | None:
@@ -148,7 +181,7 @@ def method(scores: Scores, attr: str, args: Args, expr: ast.expr) -> Value | Non
     if attr == "softmax":
         return softmax(scores)
     if attr == "masked_fill" and isinstance(args.positional[0], Mask):
-        return replace(scores, masked=True)
+        return replace(scores, masked=True, causal=True)
     if attr in _READS:
         return Code(expr)
     return None
@@ -156,7 +189,7 @@ def method(scores: Scores, attr: str, args: Args, expr: ast.expr) -> Value | Non
 
 def softmax(scores: Value) -> Value | None:
     """Return attention's weights for its masked scores; None for anything else."""
-    if isinstance(scores, Scores) and scores.masked and not scores.normed:
+    if isinstance(scores, Scores) and scores.causal and not scores.normed:
         return replace(scores, normed=True)
     return None
 
@@ -172,6 +205,7 @@ def selected(condition: Value, scores: Value) -> Value | None:
 
 def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
     """Return the result of a function of torch that attention is made of; None for others."""
+    keywords = args.keywords
     match args.positional:
         case [left, right] if obj is torch.bmm:
             return product(_unfolded(left), _unfolded(right), expr)
@@ -181,10 +215,12 @@ def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
             return softmax(scores)
         case [condition, Scores() as scores, _] if obj is torch.where:
             return selected(condition, scores)
-        case [Scores(masked=True) as scores, _] if obj in (torch.max, torch.maximum):
+        case [Scores(causal=True) as scores, _] if obj in (torch.max, torch.maximum):
             return scores  # not below the least number: no masked score matters
         case [Mask(), Scores() as scores, _] if obj is torch.where:
-            return replace(scores, masked=True)
+            return replace(scores, masked=True, causal=True)
+        case [bias, first, second] if obj is torch.baddbmm:
+            return added(bias, first, second, keywords)
     return None
 
 
@@ -204,7 +240,7 @@ def _attention(weights: Scores, value: Code) -> Code:
     """Return the canonical op's call; [batch, heads, sequence, dim] as the code has it."""
     assert weights.query is not None
     assert weights.key is not None
-    tensors = (weights.query, weights.key, value)
+    tensors = (weights.query, weights.key, folded.unfolded(value) or value)
     by_sequence = all(item.transposed for item in tensors)
     qkv = [residual(untransposed(item) if by_sequence else item) for item in tensors]
     for index in (0, 1):
@@ -213,6 +249,10 @@ def _attention(weights: Scores, value: Code) -> Code:
     scale = weights.scale or constant(1.0)
     bias = weights.bias or constant(None)
     settings = [bias, constant(0.0), constant(True), scale, *[constant(None)] * 3]
-    called = ast.Call(op("torch_attention"), [*qkv, *settings, constant("bsnd" if by_sequence else "bnsd")], [])
-    folded = isinstance(value.expr, ast.Call) and ast.unparse(value.expr).endswith(".unsqueeze(0)")
-    return Code(call(attribute(called, "squeeze"), ast.Constant(0))) if folded else Code(called, transposed=by_sequence)
+    slopes = [] if weights.slopes is None else [ast.keyword("alibi_slopes", weights.slopes)]
+    layout = constant("bsnd" if by_sequence else "bnsd")
+    called = ast.Call(op("torch_attention"), [*qkv, *settings, layout], slopes)
+    if isinstance(value, Folded):
+        return Folded(called, transposed=by_sequence)
+    single = isinstance(value.expr, ast.Call) and ast.unparse(value.expr).endswith(".unsqueeze(0)")
+    return Code(call(attribute(called, "squeeze"), ast.Constant(0))) if single else Code(called, transposed=by_sequence)

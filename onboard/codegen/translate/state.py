@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
-
-from torch import nn
 
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate import narrow, objects
@@ -25,6 +24,7 @@ from onboard.codegen.translate.values import (
     Self,
     Value,
     attribute,
+    may_be_none,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +42,29 @@ class Routine:
     body: list[ast.stmt] = field(default_factory=list)
     shape: Value = NONE
     holes: int = 0
+    facts: dict[str, Value] = field(default_factory=dict)
+    """What the translation takes for granted of its parameters."""
+    given: Value | None = None
+    """What a caller gets, in terms of the parameters, where that is nothing but some of these."""
+    optional: set[str] = field(default_factory=set)
+    """Parameters that may be None."""
+    omitted: set[str] = field(default_factory=set)
+    """Parameters that some call leaves out."""
+
+    def take(self, keys: set[str], facts: dict[str, Value]) -> None:
+        """Take other parameters, too, in the order of the signature; note which may be None."""
+        order = [item.arg for item in (*self.node.args.args, *self.node.args.kwonlyargs)]
+        if keys:
+            wanted = {*self.parameters, *keys}
+            self.parameters = [key for key in dict.fromkeys((*order, *self.parameters)) if key in wanted]
+        self.optional = {key for key in self.parameters if key in facts and may_be_none(facts[key])}
+
+    def omitting(self, given: Container[str]) -> list[str]:
+        """Return the parameters that a call passes: not the last ones that it has nothing for and that may be None."""
+        passed = list(self.parameters)
+        while passed and passed[-1] in self.optional and passed[-1] not in given:
+            self.omitted.add(passed.pop())
+        return passed
 
     @property
     def keeps_one(self) -> bool:
@@ -62,12 +85,10 @@ class ClassState:
     guards: list[ast.expr] = field(default_factory=list)
     weights_only: list[str] = field(default_factory=list)
     """Modules and parameters that nothing reads: they hold weights that checkpoints have."""
+    inherits_init: bool = False
+    """Its `__init__` is PyTorch's."""
     read_outside: set[str] = field(default_factory=set)
     """Attributes that other classes read."""
-
-    def instances(self) -> list[nn.Module]:
-        """Return the tiny model's modules of this class."""
-        return [module for module in self.translator.model.modules() if type(module) is self.cls]
 
     def has(self, attr: str) -> bool:
         """Whether `self.attr` exists."""
@@ -90,8 +111,8 @@ class ClassState:
                 return ModuleList(made, path)
             case Config(obj=obj):
                 return Config(path, obj)
-            case Code(static=static):
-                return Code(path, static)
+            case Code(static=static, optional=optional):
+                return Code(path, static, optional=optional)
             case Global():
                 return value
         return objects.module_fact(attr) or self._class_attribute(attr, path)
@@ -102,4 +123,4 @@ class ClassState:
             return Known(value)
         if inspect.isroutine(value) or isinstance(value, staticmethod | classmethod):
             return Method(Self(), attr)
-        return Code(path)
+        return Code(path, optional=self.inherits_init)  # a bias may be None

@@ -42,7 +42,7 @@ def is_eager(state: ClassState, attr: str) -> bool:
 
 def has_parameters(state: ClassState, attr: str) -> bool:
     """Whether an attribute is a module with parameters, in some instance of the class."""
-    inside = [getattr(module, attr, None) for module in state.instances()]
+    inside = [getattr(module, attr, None) for module in state.translator.modules_of(state.cls)]
     return any(isinstance(item, nn.Module) and any(True for _ in item.parameters()) for item in inside)
 
 

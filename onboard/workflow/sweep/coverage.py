@@ -11,7 +11,7 @@ from pydantic import Field
 
 from onboard.config import StrictModel
 from onboard.workflow.files import write_atomically
-from onboard.workflow.sweep.record import LEVELS, STATUSES, Entry, Status
+from onboard.workflow.sweep.record import LEVELS, PREFILL, STATUSES, Entry, Status
 
 PATH = Path("registry", "coverage.json")
 _ELLIPSIS = "…"
@@ -45,6 +45,11 @@ class Coverage(StrictModel):
         """Return how many entries passed everything up to each level."""
         depth = [LEVELS.index(entry.level) if entry.level else -1 for entry in self.entries]
         return {level: sum(at >= index for at in depth) for index, level in enumerate(LEVELS)}
+
+    def summary(self) -> str:
+        """Return the two counts that matter most, as one line."""
+        prefill, decode = self.reached()[PREFILL], self.counts()["pass"]
+        return f"every level of prefill equivalence: {prefill} of {self.asked}; cached decode too: {decode}"
 
     def text(self) -> str:
         """Return the file's text."""

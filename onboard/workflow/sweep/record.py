@@ -11,12 +11,15 @@ from typing import Any, Literal
 from pydantic import Field
 
 from onboard.config import StrictModel
+from onboard.errors import NoCachedFormError
 from onboard.workflow.sweep.targets import Target, Variant, label
 
-Status = Literal["pass", "fail", "refused", "not-causal", "timeout", "crash"]
-STATUSES: tuple[Status, ...] = ("pass", "fail", "refused", "not-causal", "timeout", "crash")
+Status = Literal["pass", "prefill", "fail", "refused", "not-causal", "timeout", "crash"]
+STATUSES: tuple[Status, ...] = ("pass", "prefill", "fail", "refused", "not-causal", "timeout", "crash")
 TESTED = ("block", "layer", "model", "export", "cached_decode")
 """Levels that the generated tests have, bottom-up."""
+PREFILL = "export"
+"""The last level that needs no cache."""
 LEVELS = ("checkpoint", "analyze", "generate", "prove", *TESTED)
 LIMIT = 1e-5
 """Largest error on the CPU, in float32, whatever a test itself allows."""
@@ -183,6 +186,8 @@ def _status(record: TargetRecord, levels: dict[str, LevelStatus], until: str) ->
     if record.is_causal is False:
         return "not-causal", "its logits depend on later tokens, or differ from one run to the next"
     if bad := next((phase for phase in record.phases if phase.status != "done"), None):
+        if (bad.name, bad.status) == ("test", "failed") and _only_lacks_a_cache(record, levels):
+            return "prefill", next(row["message"] for row in _failed_tests(record)).partition(": ")[2]
         refused = not (bad.internal or bad.proving) and bad.name in ("gather", "survey", "analyze", "generate")
         return ("refused" if refused else "fail"), f"{bad.name}: {bad.error or bad.status}"
     if missing := next((level for level in LEVELS if levels.get(level) != "passed"), None):
@@ -192,6 +197,17 @@ def _status(record: TargetRecord, levels: dict[str, LevelStatus], until: str) ->
     if record.is_causal is not True or not record.phases or record.phases[-1].name != until:
         return "fail", f"the run did not come to the end of {until}"
     return "pass", ""
+
+
+def _only_lacks_a_cache(record: TargetRecord, levels: dict[str, LevelStatus]) -> bool:
+    """Whether each test passed that needs no cache, and the others because the model's state has no cached form.
+
+    An attention-only model never says so, and what was tried and differs never does.
+    """
+    said = f"{NoCachedFormError.__module__}.{NoCachedFormError.__qualname__}: "
+    unable = all(row["level"] == "cached_decode" and row["message"].startswith(said) for row in _failed_tests(record))
+    complete = record.missing == [] and record.is_causal is True
+    return unable and complete and _reached(levels) == PREFILL and levels["cached_decode"] == "failed"
 
 
 def _fate(status: LevelStatus | None) -> str:

@@ -244,6 +244,55 @@ def test_layers_leave_keys_and_values_for_later_layers_in_a_dict(translate: Tran
     assert "cache" not in body
 
 
+def test_a_method_that_gives_back_its_arguments_whichever_way_it_goes_leaves_no_call(translate: Translate) -> None:
+    _, _, forward = translate(
+        """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+
+    def cut(self, x, tables, options, keep):
+        cut = True
+        if x.shape[1] == 1:
+            cut = False
+        if not cut:
+            return x, tables, options
+        kept = slice(-keep, None)
+        x = x[:, kept, :]
+        tables = {key: (cos[:, kept, :], sin[:, kept, :]) for key, (cos, sin) in tables.items()}
+        options = {key: value if value is not None else None for key, value in options.items()}
+        return x, tables, options
+
+    def forward(self, x, tables):
+        x, tables, options = self.cut(x, tables, {"a": None, "b": True}, 0)
+        return x + 1 if options["b"] else x, tables
+""",
+        tables=Code(name("tables")),
+    )
+    assert forward == "return x + 1, tables"
+
+
+@pytest.mark.parametrize("change", ["x = x * 2", "x += 1", "x[0] = 0", "x.mul_(2)"])
+def test_a_method_that_changes_an_argument_is_called(translate: Translate, change: str) -> None:
+    _, _, forward = translate(
+        f"""
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+
+    def change(self, x):
+        if x.shape[1] == 1:
+            {change}
+            return x
+        return x
+
+    def forward(self, x):
+        return self.change(x)
+"""
+    )
+    assert forward == "return self.change(x)"
+
+
 def test_known_values_that_differ_between_branches_become_variables(translate: Translate) -> None:
     _, _, forward = translate(
         """
