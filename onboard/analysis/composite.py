@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import PretrainedConfig
 
@@ -23,8 +25,9 @@ _TOWER_WIDTHS: list[tuple[str, int]] = [
     (r"(num_|n_)?(attention_|key_value_)?heads|(en|de)coder_attention_heads", 2),
     (r"head_dim", 16),
 ]
-_SPECIAL_TOKEN = re.compile(r"\w+_token_(id|index)")
-_LAYERS, _SMALL_IMAGE = 2, 32
+_SPECIAL_TOKEN = re.compile(r"(?!(pad|bos|eos)_)\w+_token_(id|index)")
+_OUTPUT = re.compile(r"out\w*_size|projection_dim|output_dim")
+_LAYERS = 2
 
 
 def small_composites(
@@ -35,17 +38,31 @@ def small_composites(
     First all parts are made small by `shrink`, as the text model is; then the towers by fewer and fewer fields. Widths
     of the text model follow it, and tokens that stand for images keep their side of the `vocabulary`.
     """
-    text, small = text_config(config), shrink(config)
-    values = config.to_dict()
-    widths = {getattr(text, "hidden_size", None): getattr(text_config(small), "hidden_size", None)}
+    text, values = text_config(config), config.to_dict()
+    small_text = shrink(text)
     parts = {name: getattr(config, name, None) for name in config.sub_configs}
     towers = {name: part for name, part in parts.items() if isinstance(part, PretrainedConfig) and part is not text}
+    widths = {getattr(text, "hidden_size", None): getattr(small_text, "hidden_size", None)}
     fixed = _special_tokens(values, getattr(text, "vocab_size", 0), vocabulary)
     fixed |= {key: widths[size] for key, size in values.items() if _is_width(key) and size in widths}
-    yield type(config).from_dict(small.to_dict() | fixed)
-    for narrow in (True, False):
-        own = {name: _small_tower(part.to_dict(), widths, narrow=narrow) for name, part in towers.items()}
-        yield type(config).from_dict(small.to_dict() | fixed | own)
+    if text is config:
+        fixed = small_text.to_dict() | fixed
+    else:
+        fixed |= {name: small_text.to_dict() for name, part in parts.items() if part is text}
+    for shrink_tower in (shrink, _small_tower, _shallow_tower):
+        with suppress(ValueError, StrictDataclassError):  # a config class that refuses these sizes
+            own = {name: _follow(part, shrink_tower(part), widths) for name, part in towers.items()}
+            yield type(config).from_dict(values | fixed | own)
+    own = {name: _follow(part, part, widths) for name, part in towers.items()}
+    yield type(config).from_dict(values | fixed | own)
+
+
+def _follow(tower: PretrainedConfig, small: PretrainedConfig, widths: dict[Any, Any]) -> dict[str, Any]:
+    """Return a small tower's values; what comes out of it is as wide as the text model where it was so."""
+    full: dict[str, Any] = tower.to_dict()
+    values: dict[str, Any] = small.to_dict()
+    outputs = [key for key, size in full.items() if _OUTPUT.fullmatch(key) and size in widths]
+    return values | {key: widths[full[key]] for key in outputs}
 
 
 def _special_tokens(values: dict[str, Any], full: int, vocabulary: int) -> dict[str, int]:
@@ -60,31 +77,30 @@ def _is_width(name: str) -> bool:
     return bool(re.fullmatch(r"\w*(hidden_size|_dim)", name))
 
 
-def _small_tower(values: dict[str, Any], widths: dict[Any, Any], *, narrow: bool) -> dict[str, Any]:
-    """Return a tower's config with few layers and, when `narrow`, small sizes; widths of the text model follow it."""
-    small = dict(values)
+def _small_tower(tower: PretrainedConfig) -> PretrainedConfig:
+    """Return a tower's config with few layers and small widths."""
+    values = _shallow_tower(tower).to_dict()
+    values |= {key: _narrow(key, value) for key, value in values.items() if type(value) is int}
+    return type(tower).from_dict(values)
+
+
+def _shallow_tower(tower: PretrainedConfig) -> PretrainedConfig:
+    """Return a tower's config with few layers."""
+    values: dict[str, Any] = tower.to_dict()
     for key, value in values.items():
         if type(value) is int and _TOWER_LAYERS.fullmatch(key):
-            small[key] = min(value, _LAYERS)
+            values[key] = min(value, _LAYERS)
         elif isinstance(value, list) and key.endswith(("_indexes", "_indices")):
-            small[key] = sorted({min(index, _LAYERS - 1) for index in value if type(index) is int})
-        elif narrow and type(value) is int:
-            small[key] = _narrow(key, value, widths)
-    return small
+            values[key] = sorted({min(index, _LAYERS - 1) for index in value if type(index) is int})
+    return type(tower).from_dict(values)
 
 
-def _narrow(key: str, value: int, widths: dict[Any, Any]) -> int:
-    if (
-        value in widths
-        and re.fullmatch(r"out\w*_size|projection_dim|output_dim|hidden_size", key)
-        and "embed" not in key
-    ):
-        return int(widths[value])
+def _narrow(key: str, value: int) -> int:
     return next((size for pattern, size in _TOWER_WIDTHS if re.fullmatch(pattern, key)), value)
 
 
 def unused_parts(model: nn.Module, called: Collection[str]) -> list[str]:
-    """Return the largest parts with weights, as paths, that a call with text alone did not run.
+    """Return the largest parts, as paths, that a call with text alone did not run.
 
     Only what lies beside the text model counts: a module inside of a layer that happens not to run is the text
     model's own. `called` are the paths of the modules that ran.
@@ -95,7 +111,7 @@ def unused_parts(model: nn.Module, called: Collection[str]) -> list[str]:
         for name, child in module.named_children():
             inner = f"{path}.{name}".lstrip(".")
             if inner not in called and not any(item.startswith(f"{inner}.") for item in called):
-                found.extend([inner] if child.state_dict() else [])
+                found.extend([inner] if child.state_dict() or not type(child).__module__.startswith("torch.") else [])
             elif _holds_parts(child):
                 visit(inner, child)
         if text_config(module.config) is not module.config:

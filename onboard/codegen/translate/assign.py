@@ -41,6 +41,8 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             _unpack(targets, value, frame, origin)
         case ast.Attribute(value=ast.Name(id="self"), attr=attr):
             store_attribute(attr, settle(value, frame), frame, origin)
+        case ast.Attribute(attr="generation_config"):
+            return  # how transformers samples
         case ast.Attribute(value=owner, attr=attr) if _states_a_fact(owner, attr, value, frame):
             return
         case ast.Attribute(value=owner, attr=attr) if _takes_away(owner, value, frame):
