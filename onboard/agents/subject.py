@@ -17,7 +17,7 @@ from onboard.analysis.composite import is_under
 from onboard.analysis.spec import Block, ModelSpec
 from onboard.analysis.tiny import load_config
 from onboard.graph.expert_weights import separate_experts
-from onboard.modeling import load_model_file, registered_model
+from onboard.modeling import load_model_file, registered_config, registered_model
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,13 @@ class Subject:
     def _build(self, model_class: type[nn.Module]) -> nn.Module:
         own: Any = model_class
         with torch.device("meta"):
-            return own(load_config(self.spec.config))  # type: ignore[no-any-return]
+            return own(self._config())  # type: ignore[no-any-return]
+
+    def _config(self) -> Any:
+        if self.spec.repository is None:
+            return load_config(self.spec.config)
+        load_model_file(self.model_file)
+        return registered_config(self.spec.config["model_type"])(**self.spec.config)
 
 
 def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:

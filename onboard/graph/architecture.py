@@ -57,12 +57,13 @@ def _package(model_type: str) -> str:
 
 def text_config(config: Any) -> Any:
     """Return the part of a config that describes the text model; a config without parts is that itself."""
-    return config.get_text_config(decoder=True)
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
 def is_composite(config: Any) -> bool:
     """Whether a config has parts of its own, one of which may be the text model's."""
-    return any(isinstance(getattr(config, name, None), PretrainedConfig) for name in config.sub_configs)
+    parts = getattr(config, "sub_configs", {})
+    return any(isinstance(getattr(config, name, None), PretrainedConfig) for name in parts)
 
 
 def decoder_config(config: PretrainedConfig) -> PretrainedConfig:

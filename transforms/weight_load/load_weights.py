@@ -11,11 +11,13 @@ from torch import nn
 from onboard.errors import OnboardError
 from onboard.graph.checkpoint import Checkpoint, find_non_finite
 from onboard.graph.context import TransformContext
+from onboard.graph.converted import ConvertedCheckpoint
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 from onboard.graph.weight_names import declared_renaming, explain_unused, match_names, module_renaming, set_aside
 from onboard.graph.weights import further_names, move_buffers, set_parameter, tied_names, unread_names, weight_plan
 
 _WRONG_MODEL = "The checkpoint and the model differ: onboard the model again"
+Weights = Checkpoint | ConvertedCheckpoint
 _RANDOM_SCALE = 0.02  # the usual `initializer_range`
 
 
@@ -49,7 +51,7 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
         return gm, TransformInfo(num_matches=len(groups), is_clean=True, has_valid_shapes=True)
 
     def _load(self, gm: nn.Module, groups: list[list[str]], context: TransformContext) -> None:
-        plan, checkpoint = weight_plan(gm), Checkpoint(context.factory.checkpoint)
+        plan, checkpoint = weight_plan(gm), _checkpoint(context)
         wanted = {part: [part, *further_names(gm, part)] for names in groups for part in plan.parts(names[0])}
         buffers = [name for name, _ in gm.named_buffers() if name in gm.state_dict()]
         found = _find(wanted, buffers, unread_names(gm), checkpoint, context)
@@ -63,11 +65,18 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
             _read(checkpoint, found[name], gm.get_buffer(name), device)
 
 
+def _checkpoint(context: TransformContext) -> Weights:
+    factory = context.factory
+    if factory.mode == "graph":
+        return Checkpoint(factory.checkpoint)
+    return ConvertedCheckpoint(factory.checkpoint, factory.config, factory.dtype, context.on_transformers_model)
+
+
 def _find(
     wanted: dict[str, list[str]],
     buffers: list[str],
     unread: set[str],
-    checkpoint: Checkpoint,
+    checkpoint: Weights,
     context: TransformContext,
 ) -> dict[str, str]:
     """Return each part's checkpoint name, any name of a tied tensor; raise when the two sides differ.
@@ -84,11 +93,14 @@ def _find(
         raise OnboardError(f"the checkpoint has no {missing[0]}{more}", hint=_WRONG_MODEL)
     used = set(matches.values())
     unused = {name: meta for name, meta in available.items() if name not in used}
-    unused, facts = set_aside(unused, rename, context.factory.eager_modules)
-    left_out, wrong = explain_unused(unused, used)
+    if isinstance(checkpoint, ConvertedCheckpoint):
+        context.facts.extend(checkpoint.explain(unused, used))
+        unused = {}
+    unused, aside = set_aside(unused, rename, context.factory.eager_modules)
+    facts, wrong = explain_unused(unused, used)
     if wrong:
         raise OnboardError(f"the model has no use for {wrong[0]} of the checkpoint ({len(wrong)})", hint=_WRONG_MODEL)
-    context.facts.extend([*facts, *left_out])
+    context.facts.extend([*aside, *facts])
     context.facts.extend(f"the checkpoint has no {name}, a buffer" for name in buffers if name not in matches)
     return found | {name: matches[name] for name in buffers if name in matches}
 
@@ -104,7 +116,7 @@ def _declared_renaming(context: TransformContext) -> Callable[[str], str]:
     return declared_renaming([*(config.architectures or []), config.model_type])
 
 
-def _read(checkpoint: Checkpoint, name: str, target: torch.Tensor, device: torch.device | str) -> None:
+def _read(checkpoint: Weights, name: str, target: torch.Tensor, device: torch.device | str) -> None:
     tensor = checkpoint.read(name, device)
     if tensor.shape != target.shape:
         found, expected = list(tensor.shape), list(target.shape)

@@ -131,11 +131,11 @@ def test_rope(rotary_pairs: int, interleaved: bool, repeat: str, op: str) -> Non
     q, k, angles = torch.randn(2, 4, 5, 8), torch.randn(2, 1, 5, 8), torch.randn(2, 5, rotary_pairs).double()
     table = torch.cat((angles, angles), -1) if repeat == "halves" else angles.repeat_interleave(2, -1)
     outputs = [_rotate(x, angles, interleaved) for x in (q, k)]
-    finding = probe_rope(FunctionCall("rope", __name__, [q, k, table.cos().float(), table.sin().float()], outputs))
+    finding = probe_rope(FunctionCall("rope", [q, k, table.cos().float(), table.sin().float()], outputs))
     assert finding is not None
     assert finding.parameters == {"op": op}
 
 
 def test_other_functions_of_four_tensors_are_no_rope() -> None:
     q, cos = torch.randn(2, 4, 5, 8), torch.randn(2, 5, 8)
-    assert probe_rope(FunctionCall("f", __name__, [q, q, cos, cos], [q + 1, q])) is None
+    assert probe_rope(FunctionCall("f", [q, q, cos, cos], [q + 1, q])) is None
