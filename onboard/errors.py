@@ -33,6 +33,10 @@ class NotFiniteError(OnboardError):
     """The model computed logits that are NaN or infinite."""
 
 
+class NoCachedFormError(OnboardError):
+    """Something in the model carries state from token to token and has no cached form yet: it can only prefill."""
+
+
 class DriftError(OnboardError):
     """A committed generated file differs from what the tool generates now."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,20 @@ import transformers
 from torch import nn
 from transformers import PretrainedConfig
 
-from onboard.analysis import mixers, probe
+from onboard.analysis import mixers, probe, repository
+from onboard.analysis.biases import position_bias
+from onboard.analysis.composite import is_under, unused_parts
 from onboard.analysis.experts import probe_experts
+from onboard.analysis.masks import mask_makers
 from onboard.analysis.own_cache import cache_notes
+from onboard.analysis.positions import first_position
 from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
+from onboard.analysis.repository_source import survey_code
 from onboard.analysis.source import location, module_source
-from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
+from onboard.analysis.spec import Block, LayerKind, ModelSpec, RepositoryCode, Trait
 from onboard.analysis.tiny import (
     VOCABULARY,
     build_tiny,
-    causal_lm_class,
     counts_positions,
     layer_kind_names,
     load_config,
@@ -30,6 +35,7 @@ from onboard.analysis.tiny import (
 )
 from onboard.analysis.traits import traits
 from onboard.errors import OnboardError
+from onboard.graph.architecture import causal_lm_class, text_config
 from onboard.graph.expert_weights import separate_experts
 
 _COUNTED = Trait(value="counted", evidence="probe: position_ids do not change the logits")
@@ -74,7 +80,19 @@ def analyze(
     except Exception as error:
         raise OnboardError(f"{full.model_type} cannot be analysed: {one_line(error)}") from error
     spec.tricky.extend(notes)
+    spec.repository = _repository(config, config_dir, full)
     return spec
+
+
+def _repository(config: Mapping[str, Any], folder: Path | None, full: PretrainedConfig) -> RepositoryCode | None:
+    """Return what there is to say of the model's own code; None when transformers has its code."""
+    facts = repository.facts_of(full.model_type)
+    if facts is None or folder is None:
+        return None
+    survey = survey_code(folder, config)
+    names = ("num_hidden_layers", "max_position_embeddings")
+    native = {name: value for name in names if isinstance(value := getattr(full, name, None), int)}
+    return RepositoryCode(classes=survey.classes, files=survey.files, facts=facts, native=native)
 
 
 def _spec(
@@ -86,10 +104,12 @@ def _spec(
     revision: str | None,
 ) -> ModelSpec:
     source = module_source(type(tiny).__module__)
-    blocks = [*_module_blocks(tiny, recordings[0]), *_rope_blocks(tiny, recordings), *_scan_blocks(tiny, recordings[0])]
+    eager = unused_parts(tiny, recordings[0].modules.keys())
+    blocks = [*_module_blocks(tiny, recordings[0], eager), *_rope_blocks(recordings), *_scan_blocks(recordings[0])]
+    if not recordings[0].attention:
+        blocks += _mask_blocks(tiny)
     whole = _without_memory(full)
-    kinds = _layer_kinds(whole, tiny, recordings[0], {block.class_name for block in blocks if block.kind == "experts"})
-    counted = counts_positions(tiny)
+    kinds = _layer_kinds(whole, tiny, recordings[0], {b.class_name for b in blocks if b.kind == "experts"}, eager)
     return ModelSpec(
         model=model,
         revision=revision,
@@ -101,12 +121,22 @@ def _spec(
         source_hash=source.sha256(),
         num_parameters=_parameters(whole),
         config=dict(config),
-        traits=traits(full, tiny, recordings[0], blocks) | ({"positions": _COUNTED} if counted else {}),
+        traits=traits(text_config(full), tiny, recordings[0], blocks)
+        | position_bias(recordings[0])
+        | _positions(full, tiny),
         blocks=blocks,
         layer_kinds=kinds,
+        eager=eager,
         never_called=_never_called(tiny, recordings),
-        tricky=_tricky(full, recordings[0]),
+        tricky=_tricky(text_config(full), recordings[0]),
     )
+
+
+def _positions(config: PretrainedConfig, tiny: nn.Module) -> dict[str, Trait]:
+    if counts_positions(tiny):
+        return {"positions": _COUNTED}
+    first = first_position(config)
+    return {"first_position": first} if first is not None else {}
 
 
 def count_parameters(config: PretrainedConfig) -> int:
@@ -155,12 +185,12 @@ def _check_causality(model: nn.Module) -> None:
         raise OnboardError(f"{type(model).__name__} is not causal: a token changes the logits of tokens before it")
 
 
-def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:
+def _module_blocks(model: nn.Module, recording: Recording, eager: list[str]) -> list[Block]:
     """Return a block for each class of the module tree that is not PyTorch's, in the order of the tree."""
     blocks: dict[str, Block] = {}
     attention = {call.path for call in recording.attention}
     separate = separate_experts(model)
-    for cls, (path, module) in _examples(model, recording).items():
+    for cls, (path, module) in _examples(model, recording, eager).items():
         finding = _classify(model, path, module, recording, attention, separate)
         blocks[cls.__name__] = Block(
             class_name=cls.__name__,
@@ -179,12 +209,14 @@ def _never_called(model: nn.Module, recordings: list[Recording]) -> list[str]:
     return [path for path in own if all(path not in recording.modules for recording in recordings)]
 
 
-def _examples(model: nn.Module, recording: Recording) -> dict[type, tuple[str, nn.Module]]:
+def _examples(model: nn.Module, recording: Recording, eager: list[str]) -> dict[type, tuple[str, nn.Module]]:
     """Return path and module of the first example of each class in the tree, the first one that runs if one does."""
     found: dict[type, tuple[str, nn.Module]] = {}
     for path, module in model.named_modules():
         cls = type(module)
         if cls.__module__.startswith("torch.") or cls.__module__ == "transformers.activations":
+            continue
+        if is_under(path, eager):
             continue
         if cls not in found or (found[cls][0] not in recording.modules and path in recording.modules):
             found[cls] = path, module
@@ -219,12 +251,12 @@ def _classify(
         if found.kind == "layernorm" and _made_with_tuple(type(module)):
             found.parameters["per_head"] = True
         return found
-    if (found := probe.probe_mlp(module, model.config)) is not None:
+    if (found := probe.probe_mlp(module, text_config(model.config))) is not None:
         return found
     if isinstance(module, nn.Embedding):
         return probe.Finding("embedding")
     if any(name.startswith(f"{path}.") for name in attention):
-        return probe.Finding("model" if "." not in path else "decoder_layer")
+        return probe.Finding("decoder_layer" if re.search(r"\.\d+(\.|$)", path) else "model")
     return probe.Finding("other")
 
 
@@ -258,7 +290,7 @@ def _made_with_tuple(cls: type) -> bool:
 
 def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: Any) -> probe.Finding:
     """Return the finding for a rotary embedding whose tables the template can build; others are translated."""
-    config: Any = model.config
+    config: Any = text_config(model.config)
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, dict) or not hasattr(type(module), "compute_default_rope_parameters"):
         return probe.Finding("other")
@@ -267,7 +299,8 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     complex_form = ropes == {"torch_rope_with_complex_freqs"}
     longrope = "longrope" in str(parameters) or hasattr(config, "original_max_position_embeddings")
     scale = probe.scale_of(output)
-    style = "complex" if complex_form else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
+    whole = isinstance(output, torch.Tensor)
+    style = "complex" if complex_form or whole else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
     return probe.Finding(
         "rotary",
         {"style": style, "per_layer_type": per_layer_type, "longrope": longrope} | _of_layer_types(config),
@@ -288,12 +321,12 @@ def _of_layer_types(config: Any) -> dict[str, bool]:
     return {name: True for name, is_so in unusual.items() if is_so}
 
 
-def _rope_blocks(model: nn.Module, recordings: list[Recording]) -> list[Block]:
+def _rope_blocks(recordings: list[Recording]) -> list[Block]:
     """Return a block for each helper function that applies RoPE; its evidence is the worst of all calls."""
-    source = module_source(type(model).__module__)
     blocks: dict[str, Block] = {}
     for call in [call for recording in recordings for call in recording.functions]:
         finding = probe.probe_rope(call)
+        source = module_source(call.module)
         node = source.functions.get(call.name)
         if finding is None or node is None or call.name in blocks:
             continue
@@ -308,11 +341,11 @@ def _rope_blocks(model: nn.Module, recordings: list[Recording]) -> list[Block]:
     return list(blocks.values())
 
 
-def _scan_blocks(model: nn.Module, recording: Recording) -> list[Block]:
+def _scan_blocks(recording: Recording) -> list[Block]:
     """Return a block for each helper function that is a canonical op of recurrent mixers."""
-    source = module_source(type(model).__module__)
     blocks: dict[str, Block] = {}
     for call in recording.helpers:
+        source = module_source(call.function.__module__)
         node = source.functions.get(call.name)
         if node is None or call.name in blocks or (finding := mixers.probe_scan(call)) is None:
             continue
@@ -327,7 +360,18 @@ def _scan_blocks(model: nn.Module, recording: Recording) -> list[Block]:
     return list(blocks.values())
 
 
-def _layer_kinds(whole: nn.Module, tiny: nn.Module, recording: Recording, experts: set[str]) -> list[LayerKind]:
+def _mask_blocks(model: nn.Module) -> list[Block]:
+    """Return a block for each function or method that makes the causal mask of attention that is written out."""
+    evidence = ["probe: returns a causal mask whenever it is called"]
+    source = location(type(model)).split(":")[0]
+    return [
+        Block(class_name=item, kind="mask", path="", source=source, evidence=evidence) for item in mask_makers(model)
+    ]
+
+
+def _layer_kinds(
+    whole: nn.Module, tiny: nn.Module, recording: Recording, experts: set[str], eager: list[str]
+) -> list[LayerKind]:
     """Group the checkpoint's decoder layers by kind; paths are those of the tiny model.
 
     A window that all layers have is no field of theirs: the probe tells. Which layers are mixtures, where not all are,
@@ -337,7 +381,8 @@ def _layer_kinds(whole: nn.Module, tiny: nn.Module, recording: Recording, expert
     names, small = (layer_kind_names(model.config) for model in (whole, tiny))
     if set(names) == {"full_attention"} and windows and None not in windows:
         names, small = (["sliding_attention"] * len(item) for item in (names, small))
-    lists = {path: module for path, module in tiny.named_modules() if isinstance(module, nn.ModuleList)}
+    modules = [item for item in tiny.named_modules() if not is_under(item[0], eager)]
+    lists = {path: module for path, module in modules if isinstance(module, nn.ModuleList)}
     path = max(lists, key=lambda item: len(list(lists[item].modules())), default="layers")
     names, small = (_mark_mixtures(*pair, path, experts) for pair in ((names, whole), (small, tiny)))
     kinds: dict[str, LayerKind] = {}

@@ -14,6 +14,8 @@ HIDDEN = 64
 HEADS = 4
 WINDOW = 5
 """Shorter than any prompt that probes and proofs use."""
+CHUNK = 8
+"""So, too, what attention is cut into."""
 MAX_POSITIONS = 256
 ORIGINAL_POSITIONS = 64
 """Where RoPE that scales with length switches; prompts lie on both sides of it."""
@@ -28,6 +30,8 @@ _SIZES = {
     "max_position_embeddings": MAX_POSITIONS,
     "original_max_position_embeddings": ORIGINAL_POSITIONS,
     "sliding_window": WINDOW,
+    "attention_chunk_size": CHUNK,
+    "floor_scale": 4,
     "n_inner": 96,
     "ffn_dim": 96,
     "d_ff": 96,
@@ -60,7 +64,7 @@ _SIZES = {
 _WIDTHS = ("attention_hidden_size", "lru_width")
 """Widths that are a multiple of the model's own."""
 _HEAD_DIMS = ("head_dim", "d_head", "attention_head_size")
-_KV_HEADS = ("num_key_value_heads", "kv_n_heads", "swa_num_key_value_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "swa_num_key_value_heads")
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 

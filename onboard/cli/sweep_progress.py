@@ -17,7 +17,14 @@ from rich.text import Text
 if TYPE_CHECKING:
     from onboard.workflow.sweep.record import Entry
 
-_STYLES = {"pass": "green", "fail": "red", "refused": "yellow", "timeout": "magenta", "crash": "bold red"}
+_STYLES = {
+    "pass": "green",
+    "prefill": "cyan",
+    "fail": "red",
+    "refused": "yellow",
+    "timeout": "magenta",
+    "crash": "bold red",
+}
 _SHOWN = 12
 
 

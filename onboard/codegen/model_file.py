@@ -7,20 +7,24 @@ import re
 from importlib import import_module
 from typing import Any
 
+import transformers
 from torch import nn
 
 import onboard
+from onboard.analysis.repository import PACKAGE
 from onboard.analysis.source import find_method, module_source
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny import build_tiny, load_config, one_line
+from onboard.codegen.config_class import plain_config_class
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
 from onboard.codegen.render import render
 from onboard.codegen.translate import experts
 from onboard.codegen.translate.blocks import NORMS, Recognised
 from onboard.codegen.translate.classes import Translator
-from onboard.codegen.translate.emit import ClassText, MethodText, emit, rope_default
-from onboard.codegen.translate.values import Untranslatable
+from onboard.codegen.translate.emit import ClassText, MethodText, config_of, emit, rope_default
+from onboard.codegen.translate.state import ClassState
+from onboard.codegen.translate.values import Config, Untranslatable
 from onboard.errors import OnboardError
 
 TEMPLATE_VERSION = 1
@@ -43,8 +47,8 @@ def generate_model_file(spec: ModelSpec) -> str:
     _check_identifiers(spec)
     translator, model = make_translator(spec)
     try:
-        top = translator.translate()
-        classes, functions = emit(translator, top, spec.config_class)
+        top = _translated(translator)
+        classes, functions = emit(translator, top)
         norms = sorted(translator.own_norms & set().union(*(item.reads for item in classes)))
         blocks = [render(f"model/own_{name.lower()}.py.j2").strip() for name in norms]
         blocks += [_block(item, spec, translator) for item in classes]
@@ -55,8 +59,10 @@ def generate_model_file(spec: ModelSpec) -> str:
     except Exception as error:
         reason = error if isinstance(error, Untranslatable) else one_line(error)
         raise OnboardError(f"cannot translate {spec.architecture}: {reason}", hint=_MODELING_ERRORS) from error
+    plain = plain_config_class(type(model.config)) if spec.repository else None
     text = render(
         "model/model.py.j2",
+        plain_config=plain,
         architecture=spec.architecture,
         summary="prefill forward for export, in canonical ops",
         tool_version=onboard.__version__,
@@ -69,8 +75,21 @@ def generate_model_file(spec: ModelSpec) -> str:
         functions=functions,
         blocks=blocks,
         config_class=spec.config_class,
+        first_position=first_position_expression(spec, "config"),
     )
     return format_python(text)
+
+
+def _translated(translator: Translator) -> ClassState:
+    """Translate with masks known as such; where that leads nowhere, with the code that makes them as it is written."""
+    try:
+        return translator.translate()
+    except Untranslatable:
+        if not translator.mask_makers:
+            raise
+    translator.mask_makers.clear()
+    translator.facts.clear()
+    return translator.translate()
 
 
 def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
@@ -81,9 +100,16 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     kinds = (*NORMS, "gated_rmsnorm", "rotary", experts.KIND)
     recognised = {b.class_name: Recognised(b.kind, b.parameters) for b in spec.blocks if b.kind in kinds}
     ropes = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "rope"}
+    dims = {b.class_name: int(b.parameters["unsqueeze_dim"]) for b in spec.blocks if "unsqueeze_dim" in b.parameters}
     scans = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "scan"}
     latents = {b.class_name: b.parameters for b in spec.blocks if b.kind == "attention" and b.parameters.get("expand")}
-    return Translator(model, recognised, ropes, scans, latents), model
+    bias = spec.traits.get("position_bias")
+    alibi = bias is not None and bias.value == "alibi"
+    translator = Translator(model, recognised, ropes, scans, latents, dims, spec.eager, alibi=alibi)
+    tables = {b.class_name: b.parameters.get("table_dims") for b in spec.blocks if b.kind == "rope"}
+    translator.rope_tables |= {name: int(dims) for name, dims in tables.items() if dims is not None}
+    translator.mask_makers |= {b.class_name for b in spec.blocks if b.kind == "mask"}
+    return translator, model
 
 
 def _check_identifiers(spec: ModelSpec) -> None:
@@ -105,6 +131,16 @@ def _attributes(parameters: dict[str, Any]) -> list[str]:
     whole = group_size == "self.weight.shape[0]"
     before = str(parameters.get("norm_before_gate", "self.x"))
     return ["x" if whole else group_size.removeprefix("self."), before.removeprefix("self.")]
+
+
+def first_position_expression(spec: ModelSpec, config: str) -> str | None:
+    """Return the expression for the position of a text's first token, of the variable `config`; None where it is 0."""
+    if "first_position" not in spec.traits:
+        return None
+    value = str(spec.traits["first_position"].value)
+    if not re.fullmatch(r"(pad_token_id \+ )?[0-9]{1,4}", value):
+        raise OnboardError(f"the spec has first_position {value!r}", hint="It is a number, or 'pad_token_id + 1'")
+    return f"{config}.{value}" if value.startswith("pad") else value
 
 
 def _plain(text: str | None) -> str:
@@ -131,7 +167,9 @@ def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
     docstring = class_docstring(kind, block.parameters if block else {}, item.name)
     if item.weights_only:
         docstring += f" Not run, for checkpoints have them: {', '.join(item.weights_only)}."
-    text = render("model/class.py.j2", name=item.name, base=item.base, docstring=docstring, methods=methods).strip()
+    eager = tuple(spec.eager) if item.name == spec.architecture else ()
+    fields: dict[str, Any] = {"base": item.base, "docstring": docstring, "methods": methods, "eager": eager}
+    text = render("model/class.py.j2", name=item.name, **fields).strip()
     if recognised is not None and experts.is_separate(recognised):
         return f"{experts.expert_text(item.name, recognised.parameters)}\n\n\n{text}"
     return text
@@ -146,8 +184,8 @@ def _rotary(item: ClassText, recognised: Recognised, spec: ModelSpec, translator
     return render(
         "model/rotary.py.j2",
         name=item.name,
-        config_class=spec.config_class,
-        default=rope_default(translator, item.cls, spec.config_class),
+        config_class=type(config_of(translator, item.cls)).__name__,
+        default=rope_default(translator, item.cls),
         x=found[1].args.args[1].arg,
         reads=translator.states[item.cls].read_outside,
         **(_USUAL_ROTARY | recognised.parameters),
@@ -164,15 +202,35 @@ def _names_in(functions: list[MethodText]) -> set[str]:
 
 def _imports(names: set[str], translator: Translator, spec: ModelSpec, blocks: list[str]) -> list[str]:
     own = {state.cls.__name__ for state in translator.states.values()} | translator.functions.keys()
+    own |= translator.own_norms
     lines = {"import torch", "from torch import nn", "import onboard.ops  # noqa: F401  (registers the canonical ops)"}
-    lines.add("from onboard.modeling import CausalLMOutput, register_causal_lm")
-    lines.add(f"from transformers import {spec.config_class}")
+    slopes = "AlibiSlopes, " if any("AlibiSlopes" in block for block in blocks) else ""
+    lines.add(f"from onboard.modeling import {slopes}CausalLMOutput, register_causal_lm")
+    if spec.repository:
+        lines |= {"from onboard.modeling import register_config", "from onboard.plain_config import PlainConfig"}
+    else:
+        lines.update(_config_import(cls) for cls in config_classes(translator) if _mentions(blocks, cls.__name__))
     if any("ROPE_INIT_FUNCTIONS" in block for block in blocks):
         lines.add("from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS")
     for name in sorted(names & translator.globals.keys() - own - _FIXED_IMPORTS.keys()):
         lines.add(_import_line(name, *translator.globals[name]))
     lines.update(_FIXED_IMPORTS[name] for name in names & _FIXED_IMPORTS.keys())
     return sorted(lines)
+
+
+def config_classes(translator: Translator) -> set[type]:
+    """Return the classes of the configs that the model's classes are made with."""
+    facts = [fact for known in translator.facts.values() for fact in known.values()]
+    return {type(fact.obj) for fact in facts if isinstance(fact, Config)}
+
+
+def _mentions(blocks: list[str], name: str) -> bool:
+    return any(re.search(rf"\b{name}\b", block) for block in blocks)
+
+
+def _config_import(cls: type) -> str:
+    place = "transformers" if hasattr(transformers, cls.__name__) else cls.__module__
+    return f"from {place} import {cls.__name__}"
 
 
 def _import_line(name: str, obj: Any, source: Any) -> str:
@@ -184,12 +242,21 @@ def _import_line(name: str, obj: Any, source: Any) -> str:
                     package = source.module.__name__.split(".")[: -node.level] if node.level else []
                     module = ".".join([*package, *([node.module] if node.module else [])])
                     import_module(module)
+                    if module.split(".")[0] == PACKAGE:
+                        raise Untranslatable(f"{name}, which {module} has")
                     return f"from {module} import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
                     return f"import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
+    if _is_shared(source.module.__name__) and getattr(source.module, name, None) is obj:
+        return f"from {source.module.__name__} import {name}"  # of transformers' shared code
     raise Untranslatable(f"the global {name} ({type(obj).__name__})")
+
+
+def _is_shared(module: str) -> bool:
+    """Whether a module is transformers' own and no model's: a generated file never imports what it is compared with."""
+    return module.startswith("transformers.") and not module.startswith("transformers.models.")
 
 
 __all__ = ["generate_model_file", "make_translator", "module_source"]

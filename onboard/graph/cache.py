@@ -5,7 +5,9 @@ Paging follows Kwon et al. 2023, "Efficient Memory Management for Large Language
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -15,6 +17,8 @@ from onboard.errors import OnboardError
 @dataclass(frozen=True)
 class KVPagedResource:
     """One layer's keys or values: a tensor `[pages, num_kv_heads, page_size, head_dim]`."""
+
+    by_sequence: ClassVar[bool] = False
 
     num_kv_heads: int
     head_dim: int
@@ -35,6 +39,32 @@ class KVPagedResource:
     def allocate(self, num_pages: int, device: torch.device) -> torch.Tensor:
         """Return a new cache; zeroed, since a masked key times an uninitialised NaN would still be NaN."""
         return torch.zeros(self.shape(num_pages), dtype=self.dtype, device=device)
+
+
+@dataclass(frozen=True)
+class StateResource:
+    """What one recurrent layer keeps of each sequence, whatever its length: a tensor `[slots, *state_shape]`."""
+
+    by_sequence: ClassVar[bool] = True
+    state_shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_page(self) -> int:
+        """No bytes: a state does not grow with its sequence."""
+        return 0
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of one sequence's state."""
+        return math.prod(self.state_shape) * self.dtype.itemsize
+
+    def allocate(self, num_slots: int, device: torch.device) -> torch.Tensor:
+        """Return new states, zeroed."""
+        return torch.zeros((num_slots, *self.state_shape), dtype=self.dtype, device=device)
+
+
+CacheResource = KVPagedResource | StateResource
 
 
 class PageAllocator:

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 import onboard.ops  # noqa: F401  registers the operators
 from onboard.config import suggest
 from onboard.errors import OnboardError, UsageError
-from onboard.graph.cache import KVPagedResource
+from onboard.graph.cache import CacheResource, KVPagedResource
 from onboard.graph.fx import arguments, is_op, replace_with
 from onboard.graph.sequence import METADATA_NAMES
 
@@ -44,16 +44,21 @@ class CachedOpDescriptor(ABC):
         overload: OpOverload = packet.default
         return overload
 
-    @abstractmethod
-    def check(self, node: fx.Node) -> None:
+    def resolve_backend_for_node(self, requested: str, node: fx.Node) -> str:
+        """Return the back end that serves a node when `requested` is the run's: that, or else the only one."""
+        return (
+            requested if requested in self.cached_names or len(self.cached_names) > 1 else next(iter(self.cached_names))
+        )
+
+    def check(self, node: fx.Node) -> None:  # noqa: B027  (most mechanisms can do everything)
         """Raise `OnboardError` when the node asks for something that its cached form cannot do."""
 
-    @abstractmethod
     def prepare(self, gm: fx.GraphModule, node: fx.Node) -> fx.Node:
         """Bring a source node into the form that the cached operator takes; return the node that now stands for it."""
+        return node
 
     @abstractmethod
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, KVPagedResource]:
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return the caches that the node needs, by the name of the argument; `dtype` None: that of the tensors."""
 
     @abstractmethod
@@ -71,18 +76,11 @@ class AttentionDescriptor(CachedOpDescriptor):
 
     def check(self, node: fx.Node) -> None:
         """Refuse masks, attention to later tokens and dropout: the paged kernels know positions only."""
-        found = arguments(node)
-        for name, needed in (("attn_mask", None), ("is_causal", True), ("dropout_p", 0.0)):
-            if found[name] != needed:
-                raise OnboardError(
-                    f"{node.name} ({module_path(node)}) has {name}={found[name]!r} and cannot be cached",
-                    hint=f"Cached attention needs {name}={needed!r}",
-                )
-
-        heads = [_tensor(node, index).meta["val"].shape[1 if found["layout"] == "bnsd" else 2] for index in range(3)]
-        if not all(isinstance(item, int) for item in heads):
+        refuse_unless(node, attn_mask=None, is_causal=True, dropout_p=0.0)
+        heads = 1 if arguments(node)["layout"] == "bnsd" else 2
+        if any(_in_one_row(tensor_argument(node, index), heads) is None for index in range(self.num_tensors)):
             raise OnboardError(
-                f"{node.name} ({module_path(node)}) has heads folded into its batch and cannot be cached",
+                f"{node.name} ({module_path(node)}) has a number of heads that varies and cannot be cached",
                 hint="Only its prefill is supported",
             )
 
@@ -101,21 +99,47 @@ class AttentionDescriptor(CachedOpDescriptor):
         replace_with(node, output)
         return bsnd
 
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, KVPagedResource]:
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return a cache for the keys and one for the values, of the shapes that the tensors have."""
         window = arguments(node)["sliding_window"]
 
         def resource(tensor: fx.Node) -> KVPagedResource:
             val = tensor.meta["val"]
-            heads, dim = int(val.shape[2]), int(val.shape[3])
+            heads, dim = _in_one_row(tensor, 2), int(val.shape[3])
+            assert heads is not None
             return KVPagedResource(heads, dim, dtype or val.dtype, page_size, window)
 
-        return {"k_cache": resource(_tensor(node, 1)), "v_cache": resource(_tensor(node, 2))}
+        return {"k_cache": resource(tensor_argument(node, 1)), "v_cache": resource(tensor_argument(node, 2))}
 
     def constants(self, node: fx.Node) -> tuple[Any, ...]:
         """Return sinks, scale, sliding_window, logit_cap and alibi_slopes."""
         found = arguments(node)
         return tuple(found[name] for name in ("sinks", "scale", "sliding_window", "logit_cap", "alibi_slopes"))
+
+
+def refuse_unless(node: fx.Node, **needed: Any) -> None:
+    """Raise `OnboardError` when an argument of a source node has another value than its cached form needs."""
+    found = arguments(node)
+    for name, value in needed.items():
+        if found[name] != value:
+            raise OnboardError(
+                f"{node.name} ({module_path(node)}) has {name}={found[name]!r} and cannot be cached",
+                hint=f"Its cached form needs {name}={value!r}",
+            )
+
+
+def _in_one_row(tensor: fx.Node, dim: int) -> int | None:
+    """Return a dimension's size in the cached graph, whose batch is one row of tokens; None: it is not known.
+
+    Heads that are folded into the batch, as for `torch.bmm`, are batch times heads: in one row, the heads.
+    """
+    size = tensor.meta["val"].shape[dim]
+    if isinstance(size, int):
+        return size
+    inputs = tensor.graph.find_nodes(op="placeholder", sort=True)
+    batch = next(node for node in inputs if node.target == "input_ids").meta["val"].shape[0]
+    expression = size.node.expr if isinstance(batch, int) else size.node.expr.subs(batch.node.expr, 1)
+    return int(expression) if expression.is_number else None
 
 
 def module_path(node: fx.Node) -> str:
@@ -130,7 +154,8 @@ def source_nodes(gm: fx.GraphModule, descriptor: CachedOpDescriptor) -> list[fx.
     return [node for node in gm.graph.nodes if is_op(node, descriptor.source)]
 
 
-def _tensor(node: fx.Node, position: int) -> fx.Node:
+def tensor_argument(node: fx.Node, position: int) -> fx.Node:
+    """Return a node's argument by its position in the operator's schema, which is a tensor."""
     tensor = list(arguments(node).values())[position]
     assert isinstance(tensor, fx.Node)
     return tensor

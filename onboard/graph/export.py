@@ -12,7 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from onboard.graph.fx import attribute, nodes_of, replace_with
+from onboard.graph.layer_kinds import Repeated, shortened
 from onboard.graph.shapes import fake_like
+from onboard.graph.stamp import stamp
 
 
 def export_to_graph(
@@ -23,6 +25,7 @@ def export_to_graph(
     *,
     strict: bool = False,
     clone_state_dict: bool = False,
+    repeated: Repeated | None = None,
 ) -> fx.GraphModule:
     """Export `model` for `device` and return a graph module that holds the model's own parameters and buffers.
 
@@ -30,9 +33,12 @@ def export_to_graph(
     Attribute names, persistence of buffers and ties are the model's: `meta["tied_parameters"]` maps each further name
     of a parameter to the name that the graph reads, and `meta["unread_parameters"]` names those of the model that it
     does not read at all. Nothing is computed and no weight memory is taken.
+
+    What is `repeated` is traced a few times and copied; `StampError` says that this model has to be exported in full.
     """
     mode = FakeTensorMode(shape_env=ShapeEnv(tracked_fakes=[]), allow_non_fake_inputs=True, export=True)
-    with _fake_state(model, mode, device), torch.no_grad():
+    kept = repeated.kept() if repeated else {}
+    with shortened(model, kept), _fake_state(model, mode, device), torch.no_grad():
         args = tuple(fake_like(mode, value, device) for value in inputs.values())
         program = torch.export.export(model, args, dynamic_shapes=dict(dynamic_shapes), strict=strict)
         _remove_detach(program.graph_module)
@@ -44,6 +50,8 @@ def export_to_graph(
     assert isinstance(exported, fx.GraphModule)
     if functionalize:
         _undo_view_decompositions(exported)
+    if repeated:
+        stamp(exported, repeated)
     return _rehomed(exported, model, clone=clone_state_dict)
 
 
@@ -104,13 +112,14 @@ def _rehomed(exported: fx.GraphModule, model: nn.Module, *, clone: bool) -> fx.G
     for node in graph.nodes:
         if node.op == "get_attr":
             node.target = names.get(node.target, node.target)
-    root = {node.target: attribute(exported, node.target) for node in graph.nodes if node.op == "get_attr"}
-    gm = fx.GraphModule({**root, **{name: tensors[name] for name in root if name in tensors}}, graph)
+    read = dict.fromkeys(str(node.target) for node in graph.nodes if node.op == "get_attr")
+    root = {name: tensors[name] if name in tensors else attribute(exported, name) for name in read}
+    gm = fx.GraphModule(root, graph)
     _add_ties(gm, tied)
     _mark_non_persistent(gm, model)
     gm.meta["tied_parameters"] = tied
-    read = {node.target for node in graph.nodes if node.op == "get_attr" and node.users}
-    gm.meta["unread_parameters"] = {name for name in model.state_dict() if names[name] not in read}
+    used = {node.target for node in graph.nodes if node.op == "get_attr" and node.users}
+    gm.meta["unread_parameters"] = {name for name in model.state_dict() if names[name] not in used}
     return gm.eval()
 
 

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
 from onboard.graph.values import insert_call, read_parameter
-from onboard.graph.weights import further_names, join_parameters, joined_name, tied_names
+from onboard.graph.weights import ParameterNames, further_names, join_parameters, joined_name, tied_names
 
 aten = torch.ops.aten
 LINEARS = (aten.linear.default, torch.ops.onboard.torch_linear_simple.default)
@@ -110,7 +110,7 @@ def _join(
     """Join weights, and biases when there are any (a missing one is zeros); return nodes that read the results."""
     names = [str(weight.target) for weight in weights]
     sizes = [gm.get_parameter(name).shape[0] for name in names]
-    weight = join_parameters(gm, joined_name(names, dict(gm.named_parameters(remove_duplicate=False))), names)
+    weight = join_parameters(gm, joined_name(names, ParameterNames(gm)), names)
     bias = ""
     if any(biases):
         parts = [str(node.target) if node else size for node, size in zip(biases, sizes, strict=True)]

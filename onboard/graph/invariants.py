@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
-from onboard.errors import OnboardError
+from onboard.errors import NoCachedFormError, OnboardError
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import graph_modules, is_op, nodes_of
 from onboard.graph.patterns import CASTS, aten
@@ -64,7 +64,7 @@ def _recurrences_are_cached(module: nn.Module) -> None:
     for _, gm in graph_modules(module):
         if left := nodes_of(gm, *(getattr(torch.ops.onboard, name) for name in _UNCACHED)):
             op = str(left[0].target).removeprefix("onboard.").removesuffix(".default")
-            raise OnboardError(
+            raise NoCachedFormError(
                 f"{len(left)} calls of {op} have no cached form, so the model cannot generate yet",
                 hint="Its model file and equivalence tests are complete; run another architecture",
             )
@@ -83,6 +83,7 @@ _UNCACHED = (
     "torch_selective_scan",
     "torch_causal_conv1d",
     "torch_gated_delta_rule",
+    "torch_kda",
 )
 """Canonical ops that carry something from token to token, and for which no transform has put in a cached op."""
 

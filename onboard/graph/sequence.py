@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from onboard.graph.cache import KVPagedResource, PageAllocator
+from onboard.graph.cache import CacheResource, PageAllocator
 
 IntArray = npt.NDArray[np.integer]
 
@@ -28,8 +28,12 @@ _DTYPES = {
     "cu_seqlens": torch.int32,
     "kv_lens": torch.int32,
     "block_table": torch.int32,
+    "state_slots": torch.int64,
 }
 METADATA_NAMES = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host")
+"""What attention over pages takes."""
+STATE_METADATA_NAMES = ("cu_seqlens", "kv_lens", "state_slots", "batch_info_host")
+"""What a recurrence takes that keeps one state a sequence."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +54,22 @@ class SequenceInfo:
     """The inputs of the cached graph for one step: tokens, positions and the metadata of docs/architecture.md."""
 
     def __init__(
-        self, *, max_batch_size: int, max_seq_len: int, max_num_tokens: int, page_size: int, device: torch.device
+        self,
+        *,
+        max_batch_size: int,
+        max_seq_len: int,
+        max_num_tokens: int,
+        page_size: int,
+        device: torch.device,
+        first_position: int = 0,
     ) -> None:
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
         self.max_num_tokens = max(max_num_tokens, max_batch_size)
         self.page_size = page_size
         self.device = device
+        self.first_position = first_position
+        """What a sequence's first token has in `position_ids`; nothing else counts from there."""
         self.pages_per_sequence = -(-max_seq_len // page_size)
         self.decode_sizes: list[int] = []
         """Captured decode batch sizes, ascending: a decode-only batch is padded up to the next one."""
@@ -83,15 +96,19 @@ class SequenceInfo:
         pages: IntArray,
         logits_rows: IntArray | None = None,
         *,
+        slots: IntArray | None = None,
         rope_length: int = 0,
+        position_ids: IntArray | None = None,
     ) -> None:
         """Describe one step: prefill, chunked prefill, decode or a mixture.
 
         `token_ids` [tokens] are the new tokens of all sequences, one after the other; `starts` [sequences] how many
         tokens of each are cached; `lengths` [sequences] how many are new; `pages` [sequences, <= pages_per_sequence]
-        each sequence's pages. `logits_rows` are the rows whose logits are wanted (default: each sequence's last).
+        each sequence's pages; `slots` [sequences] where its recurrent states lie (default: the spare slot 0, for models
+        that have none). `logits_rows` are the rows whose logits are wanted (default: each sequence's last).
         `rope_length` makes the row's largest position at least `rope_length - 1` by a padding row, for models whose
-        rotary table depends on it.
+        rotary table depends on it. `position_ids` [tokens] are the tokens' positions for the model where they are not
+        their places in the sequence: an image's tokens may share some.
         """
         self.num_sequences = len(lengths)
         padding = self._padding(starts, lengths, rope_length)
@@ -100,6 +117,7 @@ class SequenceInfo:
                 _padded(each, padding, i) for i, each in ((0, token_ids), (0, starts), (1, lengths))
             )
             pages = np.concatenate([pages, np.zeros((padding, pages.shape[1]), dtype=pages.dtype)])
+            slots = None if slots is None else _padded(slots, padding, 0)
         tokens, sequences = len(token_ids), len(lengths)
         kv_lens = starts + lengths
         longest_query, longest_kv = int(lengths.max()), int(kv_lens.max())
@@ -111,7 +129,9 @@ class SequenceInfo:
         layout = self._layout_for(tokens, sequences)
         host = layout.arrays
         host["input_ids"][:tokens] = token_ids
-        host["position_ids"][:tokens] = positions
+        host["position_ids"][:tokens] = positions + self.first_position
+        if position_ids is not None:
+            host["position_ids"][: tokens - padding] = position_ids + self.first_position
         host["position_ids"][tokens - padding : tokens] = max(rope_length - 1, 0)
         host["slot_mapping"][:tokens] = pages[sequence, page].astype(np.int64) * self.page_size + offset
         host["logits_gather_indices"][: len(wanted)] = wanted
@@ -120,6 +140,7 @@ class SequenceInfo:
         host["kv_lens"][:sequences] = kv_lens
         host["block_table"][:sequences, : pages.shape[1]] = pages
         host["block_table"][:sequences, pages.shape[1] :] = 0
+        host["state_slots"][:sequences] = 0 if slots is None else slots
         self._info.numpy()[:] = sequences, tokens, longest_query, longest_kv
         self._copy_to_device(layout)
         self.args = self._views(layout, tokens, sequences, len(wanted))
@@ -138,6 +159,11 @@ class SequenceInfo:
         lengths = np.array([self.max_seq_len] * full + [rest] * (rest > 0))
         ids = np.zeros(lengths.sum(), dtype=np.int64)
         self.set_batch(ids, np.zeros_like(lengths), lengths, self._example_pages(len(lengths)))
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of recurrent states: the spare 0, one for each sequence of a batch, and one for a sequence alone."""
+        return self.max_batch_size + 2
 
     @property
     def num_logits(self) -> int:
@@ -183,6 +209,7 @@ class SequenceInfo:
         if (known := layout.views.get(key)) is not None:
             return known
         counts = {"cu_seqlens": sequences + 1, "kv_lens": sequences, "block_table": sequences}
+        counts["state_slots"] = sequences
         counts["logits_gather_indices"] = rows
         views = {name: tensor[: counts.get(name, tokens)] for name, tensor in layout.device.items()}
         for name in ("input_ids", "position_ids"):
@@ -195,7 +222,7 @@ class SequenceInfo:
     def _shapes(self, tokens: int, sequences: int) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(_DTYPES, (tokens,))
         shapes["cu_seqlens"] = (sequences + 1,)
-        shapes["kv_lens"] = (sequences,)
+        shapes["kv_lens"] = shapes["state_slots"] = (sequences,)
         shapes["block_table"] = (sequences, self.pages_per_sequence)
         return shapes
 
@@ -220,22 +247,26 @@ class CachedSequenceInterface:
 
     def __init__(self, info: SequenceInfo) -> None:
         self.info = info
-        self.resources: dict[str, KVPagedResource] = {}
+        self.resources: dict[str, CacheResource] = {}
         """Cache name (a placeholder of the graph) -> what it stores."""
         self.caches: dict[str, torch.Tensor] = {}
         self.allocator = PageAllocator(0)
         self._known: tuple[nn.Module, int, list[str]] | None = None
 
-    def add_cache(self, name: str, resource: KVPagedResource) -> None:
+    def add_cache(self, name: str, resource: CacheResource) -> None:
         """Register a cache; its memory comes with `allocate`."""
         assert name not in self.resources, f"cache {name} is registered twice"
         self.resources[name] = resource
 
     def allocate(self, num_pages: int) -> None:
-        """(Re)allocate every cache with `num_pages` pages, the spare page 0 among them; contents are lost."""
+        """(Re)allocate every cache; contents are lost.
+
+        Paged ones get `num_pages` pages, the spare page 0 among them, and states as many slots as a batch can use.
+        """
         self.caches.clear()  # free the old ones first
         self.caches = {
-            name: resource.allocate(num_pages, self.info.device) for name, resource in self.resources.items()
+            name: resource.allocate(self.info.num_slots if resource.by_sequence else num_pages, self.info.device)
+            for name, resource in self.resources.items()
         }
         self.allocator = PageAllocator(num_pages)
 
@@ -276,14 +307,20 @@ class CachedSequenceInterface:
 
     def _names(self, gm: nn.Module) -> list[str]:
         """Return the names of the inputs of `gm`, read off its graph only after the graph has changed."""
-        size = len(gm.graph.nodes)  # type: ignore[union-attr, arg-type]
+        size = len(gm.graph.nodes) if hasattr(gm, "graph") else 0  # type: ignore[union-attr, arg-type]
         if self._known is None or self._known[:2] != (gm, size):
             self._known = gm, size, input_names(gm)
         return self._known[2]
 
 
 def input_names(gm: nn.Module) -> list[str]:
-    """Return the names of a graph module's placeholders, also through a wrapper that exposes `graph`."""
+    """Return the names of a graph module's placeholders, also through a wrapper that exposes `graph`.
+
+    A model without a graph says them itself (`input_names`).
+    """
+    if not hasattr(gm, "graph"):
+        names: list[str] = gm.input_names  # type: ignore[assignment]
+        return names
     graph = gm.graph
     assert isinstance(graph, torch.fx.Graph)
     return [str(node.target) for node in graph.find_nodes(op="placeholder")]

@@ -125,7 +125,21 @@ def join_parameters(gm: GraphModule, name: str, parts: Sequence[str | int], dim:
     return name
 
 
-def joined_name(names: Sequence[str], taken: Container[str] = ()) -> str:
+@dataclass(frozen=True)
+class ParameterNames(Container[object]):
+    """The names of a module's parameters, to ask for one without going over all of a large model's."""
+
+    module: nn.Module
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            self.module.get_parameter(str(name))
+        except AttributeError:
+            return False
+        return True
+
+
+def joined_name(names: Sequence[str], taken: Container[object] = ()) -> str:
     """Return a name for the join of `names` that is not taken: their common path, then what differs.
 
     >>> joined_name(["layers.0.q_proj.weight", "layers.0.k_proj.weight"])

@@ -13,13 +13,13 @@ def fake_cached_attention(query: Tensor, key: Tensor, value: Tensor, *_: object,
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
-def _write_tokens(cache: Tensor, tokens: Tensor, slot_mapping: Tensor) -> None:
+def write_tokens(cache: Tensor, tokens: Tensor, slot_mapping: Tensor) -> None:
     """Store tokens [tokens, kv_heads, dim] in their slots of a cache [pages, kv_heads, page_size, dim]."""
     page_size = cache.shape[2]
     cache[slot_mapping // page_size, :, slot_mapping % page_size] = tokens.to(cache.dtype)
 
 
-def _read_sequence(cache: Tensor, pages: Tensor, length: int) -> Tensor:
+def read_sequence(cache: Tensor, pages: Tensor, length: int) -> Tensor:
     """Return the first `length` tokens of a sequence, [1, kv_heads, length, dim]."""
     rows = cache[pages[: -(-length // cache.shape[2])].long()]
     return rows.transpose(0, 1).flatten(1, 2)[None, :, :length]
@@ -63,15 +63,15 @@ def torch_cached_attention(
     Returns:
         [1, tokens, heads, value_dim]; zeros for tokens beyond the last sequence.
     """
-    _write_tokens(k_cache, key[0], slot_mapping)
-    _write_tokens(v_cache, value[0], slot_mapping)
+    write_tokens(k_cache, key[0], slot_mapping)
+    write_tokens(v_cache, value[0], slot_mapping)
     out = query.new_zeros((*query.shape[:-1], value.shape[-1]))
     starts = cu_seqlens.tolist()
     lengths = kv_lens.tolist()
     for sequence in range(int(batch_info_host[0])):
         rows = slice(starts[sequence], starts[sequence + 1])
-        keys = _read_sequence(k_cache, block_table[sequence], lengths[sequence]).to(query.dtype)
-        values = _read_sequence(v_cache, block_table[sequence], lengths[sequence]).to(query.dtype)
+        keys = read_sequence(k_cache, block_table[sequence], lengths[sequence]).to(query.dtype)
+        values = read_sequence(v_cache, block_table[sequence], lengths[sequence]).to(query.dtype)
         new = query[:, rows].transpose(1, 2)
         mixed = torch_attention(
             new, keys, values, None, 0.0, True, scale, sinks, sliding_window, logit_cap, "bnsd", alibi_slopes

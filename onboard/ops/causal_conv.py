@@ -9,11 +9,12 @@ from onboard.ops.activation import activation_function
 from onboard.ops.library import register_op
 
 
-def _fake_conv(input: Tensor, weight: Tensor, *_: object, **__: object) -> Tensor:
+def fake_conv(input: Tensor, weight: Tensor, *_: object, **__: object) -> Tensor:
+    """Return an empty output of `torch_causal_conv1d`: [batch, sequence, out_channels]."""
     return input.new_empty((*input.shape[:2], weight.shape[0]))
 
 
-@register_op(_fake_conv)
+@register_op(fake_conv)
 def torch_causal_conv1d(
     input: Tensor,
     weight: Tensor,

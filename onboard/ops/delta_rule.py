@@ -13,11 +13,12 @@ _CHUNK = 64
 _L2_EPS = 1e-6
 
 
-def _fake_delta_rule(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> Tensor:
+def fake_delta_rule(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> Tensor:
+    """Return an empty output of `torch_gated_delta_rule`: like v, in q's dtype."""
     return q.new_empty(v.shape)
 
 
-@register_op(_fake_delta_rule)
+@register_op(fake_delta_rule)
 def torch_gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -43,6 +44,24 @@ def torch_gated_delta_rule(
     Returns:
         Like v, in q's dtype.
     """
+    state = torch.zeros((q.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype=wide_dtype(q), device=q.device)
+    return delta_rule(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state)[0]
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None,
+    use_qk_l2norm_in_kernel: bool,
+    state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs of `torch_gated_delta_rule` that follow a state, and the state behind them.
+
+    States are [batch, value_heads, key_dim, value_dim], in float32 (float64 for float64).
+    """
     wide, heads = wide_dtype(q), v.shape[2]
     query, key = (item.to(wide).repeat_interleave(heads // item.shape[2], dim=2) for item in (q, k))
     if use_qk_l2norm_in_kernel:
@@ -50,14 +69,13 @@ def torch_gated_delta_rule(
     query = query * (key.shape[-1] ** -0.5 if scale is None else scale)
     query, key, value = (item.transpose(1, 2) for item in (query, key, v.to(wide)))
     decay, rate = (item.to(wide).transpose(1, 2) for item in (g, beta))
-    state = value.new_zeros((*key.shape[:2], key.shape[-1], value.shape[-1]))
     out = torch.empty_like(value)
     for start in range(0, value.shape[2], _CHUNK):
         part = slice(start, start + _CHUNK)
         out[:, :, part], state = _delta_chunk(
             query[:, :, part], key[:, :, part], value[:, :, part], decay[:, :, part], rate[:, :, part], state
         )
-    return out.transpose(1, 2).to(q.dtype).contiguous()
+    return out.transpose(1, 2).to(q.dtype).contiguous(), state
 
 
 def _delta_chunk(
@@ -69,7 +87,9 @@ def _delta_chunk(
     slowed = key * rate.unsqueeze(-1)
     system = (slowed @ key.transpose(-1, -2) * between).tril(-1)
     wanted = value * rate.unsqueeze(-1) - (slowed * reached) @ state
-    corrections = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    corrections = wanted  # the system of one token is the identity
+    if key.shape[2] > 1:
+        corrections = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
     out = (query * reached) @ state + (query @ key.transpose(-1, -2) * between) @ corrections
     left = (total[..., -1:] - total).exp().unsqueeze(-1)
     return out, state * total[..., -1].exp()[..., None, None] + (key * left).transpose(-1, -2) @ corrections

@@ -10,12 +10,15 @@ from onboard.ops.attention import torch_attention
 from onboard.ops.library import register_op
 
 
-def _fake_mla(q_nope: Tensor, q_pe: Tensor, compressed_kv: Tensor, kpe: Tensor, weight: Tensor, *_: object) -> Tensor:
+def fake_mla(
+    q_nope: Tensor, q_pe: Tensor, compressed_kv: Tensor, kpe: Tensor, weight: Tensor, *_: object, **__: object
+) -> Tensor:
+    """Return an empty output of `torch_mla`: [batch, sequence, heads, value_dim]."""
     batch, length, heads, nope = q_nope.shape
     return q_nope.new_empty((batch, length, heads, weight.shape[0] // heads - nope))
 
 
-@register_op(_fake_mla)
+@register_op(fake_mla)
 def torch_mla(
     q_nope: Tensor,
     q_pe: Tensor,
@@ -43,7 +46,7 @@ def torch_mla(
         [batch, sequence, heads, value_dim] in the queries' dtype.
     """
     heads, nope = q_nope.shape[2:]
-    expanded = F.linear(compressed_kv, kv_b_proj_weight).reshape(*q_nope.shape[:3], -1)
+    expanded = F.linear(compressed_kv, kv_b_proj_weight).reshape(*compressed_kv.shape[:2], heads, -1)
     k_nope, value = expanded[..., :nope], expanded[..., nope:]
     key = torch.cat([k_nope, kpe.expand(-1, -1, heads, -1)], dim=-1)
     return torch_attention(torch.cat([q_nope, q_pe], dim=-1), key, value, None, 0.0, is_causal, scale)

@@ -14,11 +14,12 @@ def wide_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _fake_ssm(hidden_states: Tensor, *_: object, **__: object) -> Tensor:
+def fake_ssm(hidden_states: Tensor, *_: object, **__: object) -> Tensor:
+    """Return an empty output of `torch_ssm`: like hidden_states, in the recurrence's dtype."""
     return hidden_states.new_empty(hidden_states.shape, dtype=wide_dtype(hidden_states))
 
 
-@register_op(_fake_ssm)
+@register_op(fake_ssm)
 def torch_ssm(
     hidden_states: Tensor,
     A: Tensor,
@@ -47,18 +48,35 @@ def torch_ssm(
     Returns:
         Like hidden_states, in float32 (float64 for float64).
     """
+    batch, _, heads, size = hidden_states.shape
+    state = torch.zeros((batch, heads, size, B.shape[3]), dtype=wide_dtype(hidden_states), device=B.device)
+    return scan_heads(hidden_states, A, B, C, D, dt, dt_bias, time_step_limit, chunk_size, state)[0]
+
+
+def scan_heads(
+    hidden_states: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt: Tensor,
+    dt_bias: Tensor,
+    time_step_limit: list[float],
+    chunk_size: int,
+    state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs of `torch_ssm` that follow a state [batch, heads, head_dim, state], and the state behind."""
     least, most = time_step_limit
     wide = wide_dtype(hidden_states)
     steps = F.softplus(dt + dt_bias.to(dt.dtype)).clamp(least, most).to(wide)
     x, heads = hidden_states.to(wide), hidden_states.shape[2]
     B, C = (item.to(wide).repeat_interleave(heads // item.shape[2], dim=2) for item in (B, C))
     decay, inputs = A.to(wide) * steps, x * steps.unsqueeze(-1)
-    state = x.new_zeros((x.shape[0], heads, x.shape[3], B.shape[3]))
     out = torch.empty_like(x)
     for start in range(0, x.shape[1], chunk_size):
         part = slice(start, start + chunk_size)
         out[:, part], state = _ssm_chunk(inputs[:, part], decay[:, part], B[:, part], C[:, part], state)
-    return out + D.to(wide).unsqueeze(-1) * x
+    return out + D.to(wide).unsqueeze(-1) * x, state
 
 
 def _ssm_chunk(x: Tensor, decay: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,10 +124,25 @@ def torch_selective_scan(
     Returns:
         Like hidden_states.
     """
+    state = torch.zeros((hidden_states.shape[0], *A.shape), dtype=wide_dtype(hidden_states), device=A.device)
+    return scan_channels(hidden_states, dt, A, B, C, D, z, dt_bias, state)[0]
+
+
+def scan_channels(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs of `torch_selective_scan` that follow a state [batch, channels, state], and that behind."""
     wide = wide_dtype(hidden_states)
     steps = F.softplus(dt if dt_bias is None else dt + dt_bias.to(dt.dtype)).to(wide)
     x, B, C, A = hidden_states.to(wide), B.to(wide), C.to(wide), A.to(wide)
-    state = x.new_zeros((x.shape[0], *A.shape))
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     for index in range(x.shape[1]):
         step = steps[:, index].unsqueeze(-1)
@@ -119,7 +152,7 @@ def torch_selective_scan(
         out = out + D.to(wide) * x
     if z is not None:
         out = out * F.silu(z.to(wide))
-    return out.to(hidden_states.dtype)
+    return out.to(hidden_states.dtype), state
 
 
 @register_op(lambda x, *_, **__: torch.empty_like(x, memory_format=torch.contiguous_format))

@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from onboard.config import RuntimeConfig
 from onboard.content import content_path
-from onboard.errors import OnboardError, UsageError
+from onboard.errors import NoCachedFormError, OnboardError, UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.factory import ModelFactory
 from onboard.graph.invariants import uncached_attention
 from onboard.graph.pipeline import Observer, Pipeline, load_pipeline
+from onboard.runtime.composite import Composite
 from onboard.runtime.engine import Engine
+from onboard.runtime.losses import losses
 from onboard.runtime.rope import length_dependent_rope
+from onboard.runtime.self_check import SelfCheck
 from onboard.runtime.tokenizer import Tokenizer
 
 
@@ -37,25 +41,47 @@ def build_engine(
     onboarded and `UsageError` for a configuration that does not fit the model or the machine.
     """
     context = make_context(checkpoint, runtime, root=root, model=model)
-    pipeline = Pipeline(load_pipeline(runtime.transforms), dump_dir=dump_dir, strict=strict)
-    gm = pipeline.run(context, observer)
-    if left := uncached_attention(gm):
-        problem = f"{len(left)} attention calls have no cache, for example {left[0].name}"
-        raise OnboardError(
-            problem, hint="Leave the transforms that match attention and insert_cached_attention enabled"
-        )
-    if context.cache is None or not context.cache.resources:
-        raise OnboardError("the pipeline made no cache", hint="Leave insert_cached_attention enabled")
+    pipeline = Pipeline(load_pipeline(runtime.transforms, runtime.mode), dump_dir=dump_dir, strict=strict)
+    check = SelfCheck(context, observer) if runtime.mode != "graph" else None
+    gm = pipeline.run(context, check.observe if check else observer)
+    _check_cached(gm, context)
+    if check is not None:
+        check.run(gm)
+        context.facts.extend(losses(gm, context))
     return Engine(
         gm,
         context.cache,
         tokenizer=Tokenizer.load(checkpoint),
-        eos_token_ids=eos_token_ids(checkpoint, context.factory.config),
-        vocab_size=getattr(context.factory.config, "vocab_size", None),
-        rope=length_dependent_rope(context.factory.config.to_dict()),
+        eos_token_ids=eos_token_ids(checkpoint, context.factory.text_config),
+        vocab_size=getattr(context.factory.text_config, "vocab_size", None),
+        composite=Composite(context) if context.factory.eager_modules else None,
+        rope=length_dependent_rope(context.factory.text_config.to_dict()),
         history=context.history,
         facts=context.facts,
     )
+
+
+def _check_cached(gm: nn.Module, context: TransformContext) -> None:
+    """Raise `OnboardError` for attention that sees only the tokens of its own step, or for no state at all."""
+    graph = context.factory.mode == "graph"
+    written_out = "Its own code is not recognised: onboard the model, which translates it"
+    if left := uncached_attention(gm):
+        raise OnboardError(
+            f"{len(left)} attention calls have no cache, for example {left[0].name}",
+            hint="Leave the transforms that match attention and insert_cached_attention enabled"
+            if graph
+            else written_out,
+        )
+    if context.cache is None or not context.cache.resources:
+        if graph:
+            raise _no_cache(context)
+        raise OnboardError("no attention of the model goes through transformers' interface", hint=written_out)
+
+
+def _no_cache(context: TransformContext) -> OnboardError:
+    if any(entry.key == "insert_cached_attention" and entry.enabled for entry in context.history):
+        return NoCachedFormError("nothing that the model keeps from token to token has a cached form")
+    return OnboardError("the pipeline made no cache", hint="Leave insert_cached_attention enabled")
 
 
 def make_context(
@@ -68,11 +94,19 @@ def make_context(
     facts = [f"runs on one device; the config's world_size is {runtime.world_size}"] if runtime.world_size > 1 else []
     runtime = runtime.model_copy(update={"world_size": 1}) if facts else runtime
     device = resolve_device(runtime.device)
-    factory = ModelFactory(checkpoint, root=root, dtype=torch.float32, model_kwargs=runtime.model_kwargs)
+    factory = ModelFactory(
+        checkpoint, root=root, dtype=torch.float32, model_kwargs=runtime.model_kwargs, mode=runtime.mode
+    )
     factory.dtype = resolve_dtype(runtime.dtype, factory.config, device)
-    _check_onboarded(factory.config.model_type, root, model or str(checkpoint))
+    if runtime.mode == "graph":
+        _check_onboarded(factory.config.model_type, root, model or str(checkpoint))
     return TransformContext(
-        factory=factory, runtime=_fitted(runtime, factory.config), device=device, dtype=factory.dtype, facts=facts
+        factory=factory,
+        runtime=_fitted(runtime, factory.text_config, factory.first_position),
+        device=device,
+        dtype=factory.dtype,
+        first_position=factory.first_position,
+        facts=facts,
     )
 
 
@@ -134,11 +168,12 @@ def _check_onboarded(model_type: str, root: Path | None, model: str) -> None:
         raise OnboardError(f"{model} ({model_type}) was not onboarded", hint=f"Run: {command}")
 
 
-def _fitted(runtime: RuntimeConfig, config: Any) -> RuntimeConfig:
+def _fitted(runtime: RuntimeConfig, config: Any, first_position: int) -> RuntimeConfig:
     """Bound the default `max_seq_len` by the model; a longer one that was asked for is a `UsageError`."""
-    limit = max_positions(config)
+    positions = max_positions(config)
+    limit = None if positions is None else positions - first_position
     if limit is None or runtime.max_seq_len <= limit:
         return runtime
-    if "max_seq_len" in runtime.model_fields_set:
+    if "max_seq_len" in runtime.model_fields_set and runtime.max_seq_len != positions:
         raise UsageError(f"max_seq_len is {runtime.max_seq_len} and the model has {limit} positions", hint="Lower it")
     return runtime.model_copy(update={"max_seq_len": limit})

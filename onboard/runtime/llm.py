@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onboard.config import DType, RuntimeConfig
+from onboard.config import DType, Mode, RuntimeConfig
 from onboard.errors import UsageError
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
@@ -20,7 +20,11 @@ from onboard.runtime.sampling import SamplingParams
 from onboard.runtime.scheduler import FinishReason, Request, Step
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, its tokens (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or `{"prompt_token_ids": ...}`."""
+"""A text, its tokens (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or `{"prompt_token_ids": ...}`.
+
+A mapping may also have `"processed"`: what transformers' processor makes of the prompt's images beside the tokens
+(`pixel_values` and the like), of which `input_ids` and `attention_mask` are left out.
+"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,8 @@ class LLM:
 
     `model` is a local folder, a Hugging Face id or a name in the root's registry; `root` defaults to the current
     folder. `config` (a path, a mapping or a `RuntimeConfig`) replaces the model's registered configuration.
-    `device="auto"` is a GPU where there is one; `dtype="auto"` the checkpoint's there, float32 on the CPU.
+    `device="auto"` is a GPU where there is one; `dtype="auto"` the checkpoint's there, float32 on the CPU. `mode` "hf"
+    or "transformers" runs transformers' own model, which need not be onboarded; `engine.facts` says what that loses.
     """
 
     def __init__(
@@ -81,11 +86,12 @@ class LLM:
         dtype: DType = "auto",
         world_size: int = 1,
         config: ConfigLike = None,
+        mode: Mode = "graph",
     ) -> None:
         if world_size > 1:
             raise UsageError(f"world_size is {world_size} and models run on one device", hint="Set it to 1")
         folder = Path.cwd() if root is None else Path(root).expanduser()
-        overrides = {"device": device, "dtype": dtype, "world_size": world_size}
+        overrides = {"device": device, "dtype": dtype, "world_size": world_size, "mode": mode}
         self.runtime: RuntimeConfig = resolve_config(str(model), folder, config, overrides)
         checkpoint = find_checkpoint(self.runtime)
         self.engine: Engine = build_engine(checkpoint, self.runtime, root=folder, model=str(model))
@@ -103,8 +109,9 @@ class LLM:
         batch = [_unwrapped(prompt) for prompt in _as_batch(prompts)]
         params = _as_params(sampling_params, len(batch))
         encoded = [self._encode(prompt) for prompt in batch]
+        inputs = [_inputs(prompt) for prompt in _as_batch(prompts)]
         try:
-            pending = [self.engine.submit(ids, each) for ids, each in zip(encoded, params, strict=True)]
+            pending = [self.engine.submit(*each) for each in zip(encoded, params, inputs, strict=True)]
         except BaseException:
             self.engine.scheduler.abort()
             raise
@@ -143,6 +150,14 @@ def _unwrapped(prompt: Any) -> str | list[int]:
     if bad := [token for token in tokens if not isinstance(token, Integral)]:
         raise UsageError(f"a prompt has {bad[0]!r} for a token", hint="Tokens are whole numbers")
     return [int(token) for token in tokens]
+
+
+def _inputs(prompt: Any) -> dict[str, Any] | None:
+    """Return what a prompt has beside its text."""
+    processed = prompt.get("processed") if isinstance(prompt, Mapping) else None
+    if not processed:
+        return None
+    return {key: value for key, value in processed.items() if key not in ("input_ids", "attention_mask")}
 
 
 def _as_list(values: Any) -> list[Any]:

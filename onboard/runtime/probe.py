@@ -78,7 +78,7 @@ def run_plain(module: nn.Module, prompts: Sequence[Prompt], context: TransformCo
     for prompt in prompts:
         args = {
             "input_ids": torch.tensor([list(prompt)], device=context.device),
-            "position_ids": torch.arange(len(prompt), device=context.device)[None],
+            "position_ids": torch.arange(len(prompt), device=context.device)[None] + context.first_position,
             "logits_gather_indices": torch.arange(len(prompt), device=context.device),
         }
         names = input_names(module) if hasattr(module, "graph") else ["input_ids", "position_ids"]
@@ -134,6 +134,7 @@ def _run_step(
         np.array(sizes),
         table,
         None if decode else np.arange(sum(sizes)),
+        slots=np.array([part.prompt + 1 for part in step]),
         rope_length=max(rope.table(len(prompts[part.prompt])) for part in step) if rope else 0,
     )
     logits = cache.logits(gm)[: sum(sizes)].float().cpu()
@@ -144,19 +145,26 @@ def interface_for(context: TransformContext, prompts: Sequence[Prompt]) -> Cache
     """Return the run's caches when they hold the prompts, else temporary ones of the same kinds."""
     cache: CachedSequenceInterface = context.cache
     needed = sum(-(-len(prompt) // cache.info.page_size) for prompt in prompts)
-    if cache.allocator.num_free >= needed:
+    if cache.allocator.num_free >= needed and len(prompts) <= cache.info.max_batch_size:
         return cache
     info = cache.info
     scratch = CachedSequenceInterface(
         SequenceInfo(
-            max_batch_size=info.max_batch_size,
+            max_batch_size=max(info.max_batch_size, len(prompts)),
             max_seq_len=info.max_seq_len,
             max_num_tokens=info.max_num_tokens,
             page_size=info.page_size,
             device=info.device,
+            first_position=info.first_position,
         )
     )
     for name, resource in cache.resources.items():
         scratch.add_cache(name, resource)
     scratch.allocate(1 + needed)
     return scratch
+
+
+def rmse_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return rmse(actual - expected) / rmse(expected), in float64."""
+    actual, expected = actual.double(), expected.double()
+    return float((actual - expected).square().mean().sqrt() / expected.square().mean().sqrt())

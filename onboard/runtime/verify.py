@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from onboard.config import RuntimeConfig
+from onboard.config import Mode, RuntimeConfig
 from onboard.errors import UsageError
+from onboard.graph.architecture import causal_lm_class
 from onboard.graph.context import TransformContext
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.transform import BaseTransform
 from onboard.runtime.build import make_context
-from onboard.runtime.probe import DECODE, Prompt, interface_for, plans, run_plain, run_plan
+from onboard.runtime.probe import DECODE, Prompt, interface_for, plans, rmse_ratio, run_plain, run_plan
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.runtime.rope import LengthDependentRope, length_dependent_rope
 
@@ -91,6 +92,7 @@ def verify_model(
     dtype: str = "auto",
     config: ConfigLike = None,
     compile_backend: str = "auto",
+    mode: Mode = "graph",
     seed: int | None = None,
     transforms: Sequence[BaseTransform[Any]] | None = None,
     on_check: Callable[[Check], None] | None = None,
@@ -102,7 +104,7 @@ def verify_model(
     `on_check` is called after each transform.
     """
     folder = Path.cwd() if root is None else Path(root).expanduser()
-    overrides = {"device": device, "dtype": dtype, "compile_backend": compile_backend}
+    overrides = {"device": device, "dtype": dtype, "compile_backend": compile_backend, "mode": mode}
     runtime = resolve_config(str(model), folder, config, overrides)
     if runtime.skip_loading_weights:
         raise UsageError(
@@ -123,7 +125,7 @@ def verify_model(
         reference_error=reference_error,
         facts=context.facts,
     )
-    rope = length_dependent_rope(context.factory.config.to_dict())
+    rope = length_dependent_rope(context.factory.text_config.to_dict())
 
     def observe(key: str, module: nn.Module, _: TransformContext) -> None:
         report.checks.append(_check(key, module, context, prompts, reference, rope))
@@ -131,14 +133,14 @@ def verify_model(
         if on_check is not None:
             on_check(report.checks[-1])
 
-    pipeline = Pipeline(load_pipeline(runtime.transforms) if transforms is None else transforms)
+    pipeline = Pipeline(load_pipeline(runtime.transforms, runtime.mode) if transforms is None else transforms)
     pipeline.run(context, observe)
     return report
 
 
 def make_prompts(context: TransformContext, seed: int) -> list[list[int]]:
     """Return random prompts: ragged, at most a batch, one of them longer than a sliding window of usual size."""
-    config, runtime = context.factory.config, context.runtime
+    config, runtime = context.factory.text_config, context.runtime
     lengths = [min(length, runtime.max_seq_len) for length in _LENGTHS[-runtime.max_batch_size :]]
     window = getattr(config, "sliding_window", None)
     if window and window <= _MAX_WINDOW:
@@ -159,12 +161,6 @@ def reference_logits(context: TransformContext, prompts: Sequence[Prompt]) -> tu
     return exact, _worst(rounded, exact)
 
 
-def rmse_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return rmse(actual - expected) / rmse(expected), in float64."""
-    actual, expected = actual.double(), expected.double()
-    return float((actual - expected).square().mean().sqrt() / expected.square().mean().sqrt())
-
-
 def _worst(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
     """Return the largest error over prompts, NaN if any is (which Python's `max` hides behind a number)."""
     errors = [rmse_ratio(ours, theirs) for ours, theirs in zip(actual, expected, strict=True)]
@@ -173,9 +169,7 @@ def _worst(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> 
 
 @torch.inference_mode()
 def _hf_logits(context: TransformContext, prompts: Sequence[Prompt], dtype: torch.dtype) -> list[torch.Tensor]:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
+    model = causal_lm_class(context.factory.config).from_pretrained(
         context.factory.checkpoint,
         config=context.factory.config,
         dtype=dtype,

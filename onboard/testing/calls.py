@@ -38,7 +38,7 @@ class Call:
         with torch.no_grad():
             actual = tensors(block(**self._arguments_for(block)))
         expected = self.outputs
-        if [tensor.is_complex() for tensor in actual] == [True]:
+        if [tensor.is_complex() for tensor in actual] == [True] and len(expected) == 2:
             expected = [complex_freqs(*expected)]
         assert 0 < len(actual) <= len(expected), (
             f"{type(block).__name__} returns {len(actual)} tensors, Hugging Face {len(expected)}"
@@ -49,7 +49,9 @@ class Call:
     def _arguments_for(self, block: nn.Module) -> dict[str, Any]:
         arguments = {}
         for position, (name, parameter) in enumerate(inspect.signature(block.forward).parameters.items()):
-            if name in self.arguments:
+            if name in self.arguments and parameter.annotation == "AlibiSlopes":
+                arguments[name] = alibi_slopes(self.arguments[name])
+            elif name in self.arguments:
                 arguments[name] = _in_form_of(parameter, self.arguments[name])
             elif position == 0:
                 arguments[name] = next(iter(self.arguments.values()))
@@ -58,6 +60,14 @@ class Call:
                     f"{type(block).__name__} wants {name!r}, Hugging Face gives {sorted(self.arguments)}"
                 )
         return arguments
+
+
+def alibi_slopes(bias: torch.Tensor) -> torch.Tensor:
+    """Return the slopes [heads] of a bias [(batch *) heads, ..., keys] that is linear in the key's position."""
+    steps = ((bias[..., -1] - bias[..., 0]) / (bias.shape[-1] - 1)).flatten()
+    lengths = (n for n in range(1, len(steps) + 1) if len(steps) % n == 0)
+    heads = next(n for n in lengths if (steps.view(-1, n) == steps[:n]).all())
+    return steps[:heads]
 
 
 def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
@@ -90,7 +100,7 @@ def _for_each_row(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
 
 def _in_form_of(parameter: inspect.Parameter, value: Any) -> Any:
     """Return cos and sin as one complex tensor where the generated block's parameter is declared as one tensor."""
-    pair = isinstance(value, tuple) and len(value) == 2
+    pair = isinstance(value, tuple) and [type(item) for item in value] == [torch.Tensor, torch.Tensor]
     return complex_freqs(*value) if pair and parameter.annotation in (torch.Tensor, "torch.Tensor") else value
 
 

@@ -15,10 +15,12 @@ def native_values(config: dict[str, Any]) -> dict[str, Any]:
     """
     from transformers import CONFIG_MAPPING
 
+    from onboard.graph.architecture import text_config
+
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING:
         return dict(config)
-    native = CONFIG_MAPPING[model_type].from_dict(dict(config))
+    native = text_config(CONFIG_MAPPING[model_type].from_dict(dict(config)))
     values: dict[str, Any] = native.to_dict()
     return values | {name: getattr(native, own, None) for name, own in native.attribute_map.items()}
 
@@ -35,7 +37,7 @@ def layer_kinds(spec: ModelSpec) -> list[LayerKind]:
     Layers are of one kind when every list in the config that has an entry for each layer has equal ones for them;
     kinds come in the order of their first layer, there and in the spec.
     """
-    values = native_values(spec.config)
+    values = native_values(spec.config) | (spec.repository.native if spec.repository else {})
     total = values.get("num_hidden_layers")
     shown = sum(len(kind.layers) for kind in spec.layer_kinds)
     if not isinstance(total, int) or total == shown:

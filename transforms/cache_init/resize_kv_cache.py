@@ -25,7 +25,7 @@ class ResizeKVCache(BaseTransform[TransformConfig]):
         if cache is None or not cache.resources:
             return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
         pages = _useful_pages(cache, context)
-        if context.device.type == "cuda":
+        if context.device.type == "cuda" and cache.bytes_per_page:
             pages = min(pages, _affordable_pages(gm, cache, context))
         if pages - 1 < cache.info.pages_per_sequence:
             tokens = (pages - 1) * cache.info.page_size

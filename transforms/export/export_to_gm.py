@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pydantic import Field
 from torch import nn
 
 from onboard.errors import UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.export import export_to_graph
+from onboard.graph.hf_export import with_canonical_attention
+from onboard.graph.layer_kinds import Repeated, find_repeated
+from onboard.graph.stamp import StampError
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 
@@ -19,8 +23,10 @@ class ExportToGMConfig(TransformConfig):
     """Use torch.export's strict mode (bytecode analysis) instead of plain tracing."""
     patch_list: list[str] | None = None
     """Export patches to apply; None: all registered ones (there are none: generated models export as they are)."""
-    num_moe_experts_for_export: int | None = None
-    """Export this many experts and expand the graph afterwards; None: export all of them."""
+    num_moe_experts_for_export: int | None = Field(default=None, ge=1)
+    """Export this many experts of each mixture and add the others to the graph afterwards; None: two."""
+    stamp_layers: bool = True
+    """Export a few layers of each kind and copy the others; False: export every layer, and every expert."""
 
 
 @register_transform("export_to_gm")
@@ -33,14 +39,29 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
         """Export; raises `UsageError` for a patch that does not exist."""
         if self.config.patch_list:
             raise UsageError(f"there is no export patch {self.config.patch_list[0]!r}", hint="There are none: use null")
-        if self.config.num_moe_experts_for_export is not None:
-            context.facts.append("num_moe_experts_for_export has no effect: all experts were exported")
-        graph = export_to_graph(
+        if context.factory.replaces_attention:
+            graph = with_canonical_attention(gm, lambda: self._export(gm, context, None), context)
+        else:
+            graph = self._stamped(gm, context)
+        return graph, TransformInfo(num_matches=1, is_clean=False, has_valid_shapes=True)
+
+    def _stamped(self, gm: nn.Module, context: TransformContext) -> nn.Module:
+        """Export a part and copy the rest of it; all of it where that cannot be."""
+        stamp = self.config.stamp_layers
+        repeated = find_repeated(gm, self.config.num_moe_experts_for_export or 2) if stamp else None
+        try:
+            return self._export(gm, context, repeated)
+        except StampError as error:
+            context.facts.append(f"every layer and expert was exported by itself: {error}")
+            return self._export(gm, context, None)
+
+    def _export(self, gm: nn.Module, context: TransformContext, repeated: Repeated | None) -> nn.Module:
+        return export_to_graph(
             gm,
             context.factory.example_inputs(),
             context.factory.dynamic_shapes(),
             context.device,
             strict=self.config.strict,
             clone_state_dict=self.config.clone_state_dict,
+            repeated=repeated,
         )
-        return graph, TransformInfo(num_matches=1, is_clean=False, has_valid_shapes=True)

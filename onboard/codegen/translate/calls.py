@@ -13,20 +13,34 @@ import torch
 from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
-from onboard.codegen.translate import canonical, latent, objects, recurrent, scores
+from onboard.codegen.translate import (
+    biases,
+    canonical,
+    causal,
+    composite,
+    folded,
+    latent,
+    objects,
+    recurrent,
+    scores,
+)
 from onboard.codegen.translate.values import (
     CHANNELS,
+    KEYS,
     NONE,
     POSITIONS,
     SHARED,
     UPCAST,
+    ZEROS,
     AttentionInterface,
     Choice,
     Code,
     Config,
+    Folded,
     Global,
     Instance,
     Items,
+    KeyBias,
     Known,
     Made,
     Mapping,
@@ -51,6 +65,7 @@ if TYPE_CHECKING:
 
 _POINTWISE = {"to", "float", "type", "type_as", "half", "bfloat16", "sigmoid", "tanh", "abs", "neg", "clamp"}
 _ALONG_LAST = {"chunk", "split", "mean", "sum", "norm", "softmax"}
+_OF_MASKS = {"to", "bool", "type", "contiguous"}
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _IDENTITIES = (nn.Dropout, nn.Identity)
 
@@ -127,6 +142,8 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             return scores.softmax(args.positional[0]) or plain_call(callee.expr, args)
         case Instance():
             return frame.translator.call_module(callee, args, frame)
+        case MaskMaker(chunked=True):
+            return causal.same_chunk(args.keywords, frame)
         case Choice():
             return _chosen(callee, args, frame)
         case MaskMaker(padding=padding):
@@ -171,6 +188,12 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return Known(getattr(value, attr)(*(item.value for item in args.positional)))  # type: ignore[attr-defined]
         case Global() if objects.is_attention_dispatch(owner) and attr in ("get_interface", "get"):
             return AttentionInterface()
+        case Config() if attr == "get_text_config":
+            return composite.text_config(owner)
+        case Mask() if attr in _OF_MASKS:
+            return owner
+        case Global(obj=type() as cls) if attr == "apply" and issubclass(cls, torch.autograd.Function):
+            return frame.translator.call_autograd(cls, args, frame)
         case Instance() if attr == "forward":
             return call_value(owner, args, frame)
         case Instance(classes=classes) if all(frame.translator.has_method(cls, attr) for cls in classes):
@@ -184,9 +207,17 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
 def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
     """Return a tensor method's result; a transposition of heads and sequence is put off as long as it can be."""
     if isinstance(owner, scores.Scores):
-        bare = plain_call(attribute(owner.expr, attr), Args([], args.keywords, []))
+        bare = plain_call(attribute(owner.expr, attr), _without_masks(args))
         if (found := scores.method(owner, attr, args, bare.expr)) is not None:
             return found
+    if isinstance(owner, Folded) and (changed := folded.method(owner, attr, args)) is not None:
+        return changed
+    if isinstance(owner, KeyBias):
+        return _bias_method(owner, attr, args)
+    if owner.form == KEYS and (keys := biases.key_method(owner, attr, args)) is not None:
+        return keys
+    if (apart := folded.fold(owner, attr, args)) is not None:
+        return apart
     known = [value.value for value in args.positional if isinstance(value, Known)]
     if (attr == "float" or (attr == "to" and _is_float32(args))) and owner.form is None and not owner.static:
         return replace(_cast(owner, attr, args), form=UPCAST)
@@ -211,6 +242,21 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
     if owner.transposed and attr == "view":
         attr = "reshape"  # a transposed tensor has no view of another shape
     return plain_call(attribute(residual(owner), attr), args, owner.static and args.static())
+
+
+def _without_masks(args: Args) -> Args:
+    unmasked = [item for item in args.positional if not isinstance(item, Mask)]
+    return Args(unmasked, args.keywords, args.stars)
+
+
+def _bias_method(owner: KeyBias, attr: str, args: Args) -> Value:
+    if attr == "baddbmm":
+        first, second = (args.keywords.get(key) or args.positional[i] for i, key in enumerate(("batch1", "batch2")))
+        if (added := scores.added(owner, first, second, args.keywords)) is not None:
+            return added
+    if not biases.method(attr):
+        raise Untranslatable(f"a bias of positions and its {attr}")
+    return owner
 
 
 def _is_float32(args: Args) -> bool:
@@ -282,6 +328,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return replace(args.positional[0], copy=plain_call(expr, args).expr)
     if obj is torch.arange and (counted := _counted(args, frame)) is not None:
         return counted
+    if (keys := biases.counted(obj, expr, args, frame)) is not None:
+        return keys
     if obj is is_torchdynamo_compiling:
         return Known(True)  # generated code is made for export
     if (handler := _BUILTINS.get(obj) if isinstance(obj, type) or callable(obj) else None) is not None:
@@ -292,8 +340,12 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return objects.output(obj, args.positional, args.keywords)
     if objects.is_module(obj):
         return _construct(obj, expr, args, frame)
+    if (chosen := composite.chosen_class(obj, args)) is not None:
+        return frame.translator.construct(chosen, args)
     if (op := frame.translator.rope_op(obj)) is not None:
-        return canonical.rope(obj, op, args)
+        translator = frame.translator
+        dims = translator.rope_dims.get(obj.__name__), translator.rope_tables.get(obj.__name__)
+        return canonical.rope(obj, op, args, *dims)
     if (form := recurrent.form_of(obj, frame)) is not None:
         return recurrent.scan(obj, form, args)
     if latent.names_of(frame) and (parts := latent.rearranged(obj, expr, args)) is not None:
@@ -303,6 +355,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if isinstance(obj, type) and issubclass(obj, UserDict) and all(same(item, NONE) for item in args.positional):
         return Code(ast.Dict([], []), form=SHARED)
     static = args.static() and not _is_torch(obj)
+    if obj is torch.zeros and not static:
+        return replace(plain_call(expr, args), form=ZEROS)
     if not static and (attended := scores.call_of(obj, args, _unmasked_call(expr, args))) is not None:
         return attended
     return plain_call(expr, args, static)
@@ -378,7 +432,7 @@ def _getattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
             raise Untranslatable("an attribute with a computed name")
         return plain_call(expr, args, args.static())
     if isinstance(owner, Config):
-        if objects.declares(frame.translator.config, key.value) or key.value in objects.CONFIG_FACTS:
+        if objects.declares(owner.obj, key.value) or key.value in objects.CONFIG_FACTS:
             return objects.get_attribute(owner, key.value, frame)
         return plain_call(expr, args, True)
     if isinstance(owner, Self) and frame.cls is not None and not frame.cls.has(key.value) and default:
@@ -388,10 +442,12 @@ def _getattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
 
 def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
     match args.positional:
-        case [Config(), Known(value=str() as key)] if objects.declares(frame.translator.config, key):
+        case [Config(obj=config), Known(value=str() as key)] if objects.declares(config, key):
             return Known(True)
-        case [Self(), Known(value=str() as key)] if frame.cls is not None:
+        case [Self(), Known(value=str() as key)] if frame.cls is not None and key not in frame.cls.sometimes:
             return Known(frame.cls.has(key))
+        case [Self(), Known(value=str())]:
+            return plain_call(expr, args, static=True)
     return plain_call(expr, args, args.static())
 
 

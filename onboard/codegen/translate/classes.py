@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Collection
 from collections.abc import Mapping as MappingABC
 from dataclasses import replace
 from functools import cached_property
@@ -17,7 +18,7 @@ from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny import counts_positions
-from onboard.codegen.translate import blocks, cleanup, experts, latent, objects, unrun
+from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects, unrun
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
@@ -30,11 +31,20 @@ from onboard.codegen.translate.facts import (
     same_fact,
 )
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.results import finish_returns, given_back, in_terms_of, same_call, with_logits_alone
+from onboard.codegen.translate.results import (
+    finish_returns,
+    given_back,
+    in_terms_of,
+    same_call,
+    same_code_of,
+    with_logits_alone,
+)
 from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
     CHANNELS,
     NONE,
+    POSITIONS,
+    ROWS,
     Code,
     Config,
     Env,
@@ -42,6 +52,7 @@ from onboard.codegen.translate.values import (
     Known,
     Made,
     Mapping,
+    Mask,
     Method,
     Result,
     Self,
@@ -51,6 +62,7 @@ from onboard.codegen.translate.values import (
     call,
     fill,
     name,
+    passed,
     residual,
     untransposed,
 )
@@ -68,7 +80,10 @@ class Translator:
         recognised: what the analysis found: class name -> how its block is generated.
         rope_ops: helper function name -> canonical op.
         scans: helper function name -> canonical op of a recurrent mixer.
+        rope_dims: helper function name -> where it gives complex numbers the dimension of heads.
         latents: class name of latent attention -> what `analysis.mixers.probe_latent_attention` found.
+        eager: paths of a composite's towers, which the generated model leaves out.
+        alibi: attention has a bias that is linear in the key's position.
     """
 
     def __init__(
@@ -78,6 +93,10 @@ class Translator:
         rope_ops: MappingABC[str, str],
         scans: MappingABC[str, str] | None = None,
         latents: MappingABC[str, MappingABC[str, str]] | None = None,
+        rope_dims: MappingABC[str, int] | None = None,
+        eager: Collection[str] = (),
+        *,
+        alibi: bool = False,
     ) -> None:
         self.model = model
         self.config: Any = model.config
@@ -85,7 +104,22 @@ class Translator:
         self.rope_ops = rope_ops
         self.scans = scans or {}
         self.latents = latents or {}
+        self.eager = eager
+        self.rope_dims = rope_dims or {}
+        self.rope_tables: dict[str, int] = {}
+        """Helpers that apply RoPE and take its tables whole -> the tables' dimensions."""
+        self.mask_makers: set[str] = set()
+        """Functions and methods that make the causal mask."""
+        self.alibi = alibi
+        self.specialised = False
+        """Branches on the config are decided, and guarded, as this config has them."""
+        self.pairs_positions = False
+        """Distances were found between positions that transformers counts, which tell nothing of the batch."""
+        self.writes_positions = False
+        """Counted positions stay `torch.arange`, as they are written."""
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
+        self.shared: dict[tuple[type, str], set[str]] = {}
+        """Parameters that a method takes because other classes' methods, which are called in its place, need them."""
         self.reset()
 
     @cached_property
@@ -102,7 +136,23 @@ class Translator:
         """Names of `canonical.NORMS` that the file needs its own subclass of."""
 
     def translate(self) -> ClassState:
-        """Translate the model's class and all that it reaches."""
+        """Translate the model's class and all that it reaches: for every config or, where that fails, for this one."""
+        try:
+            return self._fixed_point()
+        except Untranslatable:
+            self.facts = {}
+            self.writes_positions = self.pairs_positions
+            self.specialised = not self.writes_positions
+        try:
+            return self._fixed_point()
+        except Untranslatable:
+            if self.specialised:
+                raise
+            self.facts = {}
+            self.specialised = True
+        return self._fixed_point()
+
+    def _fixed_point(self) -> ClassState:
         for _ in range(100):
             self.reset()
             try:
@@ -113,8 +163,8 @@ class Translator:
 
     def _round(self) -> ClassState:
         cls = type(self.model)
-        config = name("config")
-        (state,) = self.reached(self.construct(cls, Args([Config(config)], {}, [])))
+        config = Config(name("config"), self.config)
+        (state,) = self.reached(self.construct(cls, Args([config], {}, [])))
         given = {key: Code(name(key)) for key in ("input_ids", "position_ids")}
         self._method(state, "forward", Args([], dict(given), []))
         unrun.reach(self)
@@ -151,7 +201,9 @@ class Translator:
 
     def decide(self, node: ast.expr, test: Value, frame: Frame) -> bool:
         """Return a static condition's value in this config, the same for all modules of the class."""
-        names = {**frame.source.namespace, "config": self.config}
+        known = [(key, value) for key, value in frame.env.values.items() if isinstance(value, Config)]
+        configs = {key: value.obj for key, value in known if value.copy is None}
+        names = {**frame.source.namespace, "config": self.config, **configs}
         modules: list[Any] = [] if frame.cls is None else [*self.modules_of(frame.cls.cls)]
         try:
             values = {
@@ -194,29 +246,39 @@ class Translator:
         if len(torch_classes) == len(module.classes):
             return self._call_torch_module(module, args)
         own = replace(module, made=tuple(made for made in module.made if self.translates(made.cls)))
-        routines = [self._method(state, attr, args) for state in self.reached(own)]
+        states = self.reached(own)
+        routines = [self._method(state, attr, args) for state in states]
         if torch_classes and not (torch_classes == [nn.Identity] and all(item.keeps_one for item in routines)):
             raise Untranslatable(f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}")
-        self._share_parameters(routines, args)
+        self._share_parameters(states, attr, routines, args)
         keeps_order = attr == "forward" and self._keeps_order(own, args)
         function = module.expr if attr == "forward" else attribute(module.expr, attr)
         results = [self._result(function, r, _all_bound(r.node, args), keeps_order) for r in routines]
         if not all(same_call(results[0], result) for result in results):
+            if (plain := same_code_of(results)) is not None:
+                return plain
             raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
         return results[0]
 
-    def _share_parameters(self, routines: list[Routine], args: Args) -> None:
-        """What one class of a module that may be of several needs, the others take, too, where they can."""
-        parameters = list(dict.fromkeys(key for routine in routines for key in routine.parameters))
-        if all(set(bind(routine.node, args, method=True)[0]).issuperset(parameters) for routine in routines):
-            for routine in routines:
-                routine.parameters = parameters
+    def _share_parameters(self, states: list[ClassState], attr: str, routines: list[Routine], args: Args) -> None:
+        """What one class of a module that may be of several needs of a call, the others take, too, where they can."""
+        given = [set(bind(routine.node, args, method=True)[0]) for routine in routines]
+        needed = {key for routine, own in zip(routines, given, strict=True) for key in routine.parameters if key in own}
+        if not all(own.issuperset(needed) for own in given):
+            return
+        lacking = {state.cls: needed.difference(r.parameters) for state, r in zip(states, routines, strict=True)}
+        for cls, keys in lacking.items():
+            self.shared.setdefault((cls, attr), set()).update(keys)
+        if any(lacking.values()):
+            raise Restart
 
     def _call_torch_module(self, module: Instance, args: Args) -> Value:
         match args.positional:
             case [Code(transposed=True) as only] if all("canonical" in made.arguments for made in module.made):
                 return Code(ast.Call(module.expr, [only.expr], []), transposed=True)  # a norm of the last dimension
         called = plain_call(module.expr, args)
+        if all(issubclass(cls, nn.Embedding) for cls in module.classes):
+            return _looked_up(called, args)
         return replace(called, form=CHANNELS) if set(module.classes) == {nn.Conv1d} else called
 
     def _keeps_order(self, module: Instance, args: Args) -> bool:
@@ -233,10 +295,14 @@ class Translator:
         value = state.attribute(attr, name("self"), frame)
         if not isinstance(value, Method):
             return call_value(value, args, frame)
+        if attr in self.mask_makers:
+            return Mask()
         if attr == "register_buffer" and frame.kind == "init":
             return self._register_buffer(args, frame)
         if (names := latent.names_of(frame)) is not None and names["expand"] == attr:
             return latent.expand(names, args)
+        if attr == "get_input_embeddings" and (embeddings := composite.input_embeddings(frame)) is not None:
+            return embeddings
         found = find_method(state.cls, attr)
         if found is None or found[0].__module__.startswith("transformers.modeling_utils"):
             return NONE  # checks and bookkeeping of transformers' base class
@@ -266,7 +332,8 @@ class Translator:
         """Return `super().attr(...)`; the bases that the generated class does not have are written into it."""
         assert frame.cls is not None
         if attr != "__init__":
-            return plain_call(attribute(call(name("super")), attr), args)
+            called = plain_call(attribute(call(name("super")), attr), args)
+            return _looked_up(called, args) if issubclass(frame.cls.cls, nn.Embedding) else called
         mro = frame.cls.cls.__mro__
         rest = mro[mro.index(frame.owner) + 1 :] if frame.owner in mro else mro
         base = next(cls for cls in rest if "__init__" in vars(cls))
@@ -293,11 +360,15 @@ class Translator:
         inner.env = Env({key: value for key, value in frame.env.values.items() if key.startswith("self.")})
         inner.env.values["self"] = Self()
         inner.env.values.update(_defaults(node, inner) | bound | rest)
+        if node.args.kwarg is not None:
+            inner.env.values[node.args.kwarg.arg] = Mapping(rest)
         execute(node.body, inner)
         frame.env.values.update({key: value for key, value in inner.env.values.items() if key.startswith("self.")})
 
     def call_function(self, function: Any, args: Args, frame: Frame) -> Value:
         """Return a helper's result: inline when it comes down to an expression, else as a call of its translation."""
+        if function.__name__ in self.mask_makers:
+            return Mask()
         source = module_source(function.__module__)
         node = source.functions.get(function.__name__)
         if node is None:
@@ -312,6 +383,17 @@ class Translator:
             inner = Frame(self, source, "function")
             self.functions[key] = self._routine(node, inner, self.facts["function", key])
         return self._result(name(key), self.functions[key], bound, False)
+
+    def call_autograd(self, cls: type, args: Args, frame: Frame) -> Value:
+        """Return `cls.apply(...)` of a function with a derivative of its own: what its forward computes."""
+        found = find_method(cls, "forward")
+        if found is None:
+            raise Untranslatable(f"{cls.__name__}.apply")
+        given = Args([NONE, *args.positional], args.keywords, args.stars)  # no context to save anything in
+        result = self._inline(found[1], module_source(found[0].__module__), given, frame.cls or frame.caller)
+        if result is None:
+            raise Untranslatable(f"{cls.__name__}.forward")
+        return result
 
     def _inline(
         self, node: ast.FunctionDef, source: ModuleSource, args: Args, caller: ClassState | None
@@ -330,6 +412,10 @@ class Translator:
         found = find_method(state.cls, "__init__")
         assert found is not None
         owner, node = found
+        if owner.__module__.startswith("torch."):
+            state.init = Routine(node, module_source(owner.__module__))
+            state.inherits_init = True
+            return
         frame = Frame(self, module_source(owner.__module__), "init", state, owner)
         frame.env.values["self"] = Self()
         facts = self.facts["init", state.cls.__qualname__]
@@ -360,6 +446,7 @@ class Translator:
                 frame = Frame(self, module_source(owner.__module__), "forward", state, owner)
                 frame.env.values["self"] = Self()
                 state.methods[attr] = self._routine(node, frame, self.facts[key])
+            state.methods[attr].take(self.shared.get((state.cls, attr), set()), self.facts[key])
         return state.methods[attr]
 
     def _routine(self, node: ast.FunctionDef, frame: Frame, facts: dict[str, Value]) -> Routine:
@@ -372,7 +459,7 @@ class Translator:
             raise Untranslatable(f"{node.name}, which raises")
         if frame.cls is not None and frame.cls.cls is type(self.model) and node.name == "forward":
             frame.returns = [(statement, with_logits_alone(value)) for statement, value in frame.returns]
-        routine = Routine(node, frame.source)
+        routine = Routine(node, frame.source, facts=facts)
         if frame.kind == "forward" and node.name != "forward" and (given := given_back(frame)) is not None:
             routine.given = given
             return routine
@@ -389,18 +476,23 @@ class Translator:
         """Return the value of a call of translated code."""
         if routine.given is not None:
             return in_terms_of(routine.given, bound)
-        missing = [key for key in routine.parameters if key not in bound]
         arguments = []
-        for key in routine.parameters:
-            absent = Code(name("position_ids")) if key == "position_ids" and self.counts_positions else NONE
-            value = absent if key in missing else bound[key]
-            arguments.append(residual(untransposed(value) if keeps_order else value))
+        for key in routine.omitting(bound):
+            value = bound[key] if key in bound else self._absent(routine, key)
+            arguments.append(passed(untransposed(value) if keeps_order else value, routine.facts.get(key)))
         called = ast.Call(function, arguments, [])
         if routine.holes > 1:
             return Result(called, routine.shape, routine.holes)
         if routine.holes == 0:
             return routine.shape
         return fill(routine.shape, [Code(called, transposed=keeps_order)])
+
+    def _absent(self, routine: Routine, key: str) -> Value:
+        """Return what a call that leaves a parameter out passes for it."""
+        if key == "position_ids" and self.counts_positions:
+            return Code(name("position_ids"))
+        default = default_nodes(routine.node).get(key)
+        return NONE if default is None else default_fact(default)
 
     def _learn(self, key: tuple[str, str], node: ast.FunctionDef, bound: dict[str, Value], translated: bool) -> None:
         """Join what a use passes into the facts of a function; a parameter that a use leaves out has its default."""
@@ -415,6 +507,14 @@ class Translator:
             self.facts[key] = joined
             if translated:
                 raise Restart
+
+
+def _looked_up(called: Code, args: Args) -> Code:
+    """Return what an embedding gives, known as rows of a table of positions where it is that."""
+    match args.positional:
+        case [Code(form=str() as form)] if form == POSITIONS:
+            return replace(called, form=ROWS)
+    return called
 
 
 def _sets_attributes(node: ast.FunctionDef) -> bool:

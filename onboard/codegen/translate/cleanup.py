@@ -74,10 +74,12 @@ def places_written(target: ast.expr) -> set[str]:
 
 
 def _mutated(target: ast.expr) -> set[str]:
-    """Return the variable whose item or attribute a target writes, and the mark of its items."""
-    if isinstance(target, ast.Attribute):
-        return set(places_read(target.value))
-    places = set(places_read(target.value)) if isinstance(target, ast.Subscript) else set()
+    """Return the variable whose item or attribute a target writes, and its mark."""
+    match target:
+        case ast.Subscript(value=owner) | ast.Attribute(value=owner) if not places_written(target):
+            places = set(places_read(owner))
+        case _:
+            return set()
     return places | {f"{place}{_ITEMS}" for place in places}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -24,8 +25,10 @@ from onboard.codegen.translate.values import (
     Config,
     Hole,
     Instance,
+    KeyBias,
     Output,
     Untranslatable,
+    Value,
     attribute,
     name,
     residual,
@@ -59,12 +62,12 @@ class ClassText:
     """Modules that nothing runs."""
 
 
-def emit(translator: Translator, top: ClassState, config_class: str) -> tuple[list[ClassText], list[MethodText]]:
+def emit(translator: Translator, top: ClassState) -> tuple[list[ClassText], list[MethodText]]:
     """Return the model's classes, what others are made of first, and its helper functions."""
     prune(translator)
     calls = _constructor_calls(translator)
     order = _order(translator, top)
-    classes = [_class_text(state, translator, top, config_class, calls) for state in order]
+    classes = [_class_text(state, translator, top, calls) for state in order]
     return classes, [_function_text(key, routine) for key, routine in translator.functions.items()]
 
 
@@ -98,7 +101,8 @@ def _constructor_calls(translator: Translator) -> dict[str, list[ast.Call]]:
         for statement in state.init.body:
             for node in ast.walk(statement):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in calls:
-                    calls[node.func.id].append(node)
+                    known = calls[node.func.id]  # a local variable's value may stand in several places
+                    known.extend([] if any(node is other for other in known) else [node])
     for class_name, nodes in calls.items():
         state = next(item for item in translator.states.values() if item.cls.__name__ == class_name)
         assert state.init is not None
@@ -124,10 +128,11 @@ def _kept_defaults(init: Routine, calls: list[ast.Call]) -> dict[str, ast.expr]:
 
 
 def _class_text(
-    state: ClassState, translator: Translator, top: ClassState, config_class: str, calls: dict[str, list[ast.Call]]
+    state: ClassState, translator: Translator, top: ClassState, calls: dict[str, list[ast.Call]]
 ) -> ClassText:
     recognised = translator.recognised.get(state.cls.__name__)
-    methods = [_init_text(state, translator, top, config_class, calls[state.cls.__name__])]
+    init = [] if state.inherits_init else [_init_text(state, translator, top, calls[state.cls.__name__])]
+    methods = list(init)
     for key, routine in state.methods.items():
         methods.append(_method_text(key, routine, translator, state, state is top))
     assert state.init is not None
@@ -144,23 +149,33 @@ def _base(cls: type) -> str:
     return "nn.Module" if base is nn.Module else f"nn.{base.__name__}"
 
 
-def _init_text(
-    state: ClassState, translator: Translator, top: ClassState, config_class: str, calls: list[ast.Call]
-) -> MethodText:
+def _init_text(state: ClassState, translator: Translator, top: ClassState, calls: list[ast.Call]) -> MethodText:
     init = state.init
     assert init is not None
     facts = translator.facts["init", state.cls.__qualname__]
     defaults = _kept_defaults(init, calls)
     parameters = ["self"]
     for key in init.parameters:
-        kind = config_class if isinstance(facts.get(key), Config) else _annotation(init.node, key)
+        fact = facts.get(key)
+        kind = type(fact.obj).__name__ if isinstance(fact, Config) else _module_type(fact)
+        kind = kind or _annotation(init.node, key)
         if any(isinstance(value, ast.Tuple) for value in _passed(key, init.parameters, calls)):
             kind += " | tuple[int, ...]"
+        if isinstance(default := defaults.get(key), ast.Constant) and default.value is None and "None" not in kind:
+            kind += " | None"
         parameters.append(f"{key}: {kind}" + (f" = {ast.unparse(defaults[key])}" if key in defaults else ""))
     body = [*init.body, *(_guard(item) for item in state.guards)]
     if state is top:
         body.extend(_tied(state, translator))
     return MethodText("__init__", f"({', '.join(parameters)}) -> None", print_block(body, init.source))
+
+
+def _module_type(fact: Value | None) -> str | None:
+    """Return the type of a parameter that is a module."""
+    if not isinstance(fact, Instance):
+        return None
+    (cls, *others) = fact.classes
+    return "nn.Module" if others else f"nn.{cls.__name__}" if cls.__module__.startswith("torch.") else cls.__name__
 
 
 def _passed(key: str, parameters: list[str], calls: list[ast.Call]) -> list[ast.expr]:
@@ -212,11 +227,20 @@ def _method_text(key: str, routine: Routine, translator: Translator, state: Clas
     if is_top and key == "forward":
         return _top_forward(routine)
     static = any(ast.unparse(item) == "staticmethod" for item in routine.node.decorator_list)
-    parameters = [f"{item}: {_tensor_annotation(item, routine, translator, state)}" for item in routine.parameters]
+    types = {item: _tensor_annotation(item, routine, translator, state) for item in routine.parameters}
+    parameters = [f"{item}: {kind}{_or_none(item, routine)}" for item, kind in types.items()]
     head = ", ".join(([] if static else ["self"]) + parameters)
     return MethodText(
         key, f"({head}) -> {_return_annotation(routine)}", print_block(routine.body, routine.source), static
     )
+
+
+def _or_none(parameter: str, routine: Routine) -> str:
+    """Return what follows a parameter's type where it may be None; the last ones of these may be left out."""
+    if parameter not in routine.optional:
+        return ""
+    after = routine.parameters[routine.parameters.index(parameter) :]
+    return " | None = None" if routine.optional.issuperset(after) else " | None"
 
 
 def _top_forward(routine: Routine) -> MethodText:
@@ -236,19 +260,36 @@ def _top_forward(routine: Routine) -> MethodText:
 
 
 def _tensor_annotation(parameter: str, routine: Routine, translator: Translator, state: ClassState) -> str:
+    fact = translator.facts.get(("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}).get(parameter)
+    if isinstance(fact, KeyBias):
+        return "AlibiSlopes"
+    if isinstance(fact, Code) and fact.form == SHARED:
+        return "dict[str, tuple[torch.Tensor, torch.Tensor]]"
+    if isinstance(fact, Code) and fact.static and not _unpacked(parameter, routine):
+        return _annotation(routine.node, parameter) if _is_named(routine.node, parameter) else "int"
+    count = _unpacked(parameter, routine)
+    if not count and parameter == "position_embeddings" and not (isinstance(fact, Code) and fact.form):
+        count = 2
+    kind = f"tuple[{', '.join(['torch.Tensor'] * count)}]" if count else "torch.Tensor"
+    return f"{kind} | None" if isinstance(fact, Code) and fact.optional else kind
+
+
+def _unpacked(parameter: str, routine: Routine) -> int:
+    """Return into how many parts a method unpacks a parameter; 0: it does not."""
     for statement in routine.body:
+        if _assigns(statement, parameter):
+            break  # what is unpacked later is something else
         for node in ast.walk(statement):
             match node:
                 case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Name(id=unpacked)) if unpacked == parameter:
-                    return f"tuple[{', '.join(['torch.Tensor'] * len(parts))}]"
-    fact = translator.facts.get(("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}).get(parameter)
-    if isinstance(fact, Code) and fact.form == SHARED:
-        return "dict[str, tuple[torch.Tensor, torch.Tensor]]"
-    if isinstance(fact, Code) and fact.static:
-        return _annotation(routine.node, parameter) if _is_named(routine.node, parameter) else "int"
-    if parameter == "position_embeddings" and not (isinstance(fact, Code) and fact.form):
-        return "tuple[torch.Tensor, torch.Tensor]"
-    return "torch.Tensor"
+                    return len(parts)
+    return 0
+
+
+def _assigns(statement: ast.stmt, variable: str) -> bool:
+    return isinstance(statement, ast.Assign) and any(
+        isinstance(target, ast.Name) and target.id == variable for target in statement.targets
+    )
 
 
 def _is_named(node: ast.FunctionDef, parameter: str) -> bool:
@@ -262,13 +303,22 @@ def _return_annotation(routine: Routine) -> str:
 
 
 def _function_text(key: str, routine: Routine) -> MethodText:
-    parameters = [f"{item}: torch.Tensor" for item in routine.parameters]
+    static = {item for item, fact in routine.facts.items() if isinstance(fact, Code) and fact.static}
+    types = {item: _annotation(routine.node, item) for item in static if _is_named(routine.node, item)}
+    types |= {item: "torch.device" for item in routine.parameters if item == "device"}
+    parameters = [f"{item}: {types.get(item, 'torch.Tensor')}" for item in routine.parameters]
     return MethodText(
         key, f"({', '.join(parameters)}) -> {_return_annotation(routine)}", print_block(routine.body, routine.source)
     )
 
 
-def rope_default(translator: Translator, cls: type, config_class: str) -> MethodText:
+def config_of(translator: Translator, cls: type) -> Any:
+    """Return the tiny config with which a class is made."""
+    facts = translator.facts["init", cls.__qualname__].values()
+    return next((fact.obj for fact in facts if isinstance(fact, Config)), translator.config)
+
+
+def rope_default(translator: Translator, cls: type) -> MethodText:
     """Return the translation of a rotary class's own formula for the inverse frequencies."""
     found = find_method(cls, "compute_default_rope_parameters")
     if found is None:
@@ -276,12 +326,15 @@ def rope_default(translator: Translator, cls: type, config_class: str) -> Method
     owner, node = found
     frame = Frame(translator, module_source(owner.__module__), "function")
     parameters = [item.arg for item in node.args.args if item.arg in ("config", "layer_type")]
-    values = {"config": Config(name("config")), "layer_type": Code(name("layer_type"), static=True)}
+    values = {
+        "config": Config(name("config"), config_of(translator, cls)),
+        "layer_type": Code(name("layer_type"), static=True),
+    }
     frame.env.values.update({item.arg: values.get(item.arg, NONE) for item in node.args.args})
     execute(node.body, frame)
     for statement, value in frame.returns:
         statement.value = residual(value)
-    types = {"config": config_class, "layer_type": "str"}
+    types = {"config": type(config_of(translator, cls)).__name__, "layer_type": "str"}
     head = ", ".join(f"{item}: {types[item]}" for item in parameters)
     body = print_block(cleanup.clean(frame.out), frame.source)
     return MethodText("default_parameters", f"({head}) -> tuple[torch.Tensor, float]", body, static=True)

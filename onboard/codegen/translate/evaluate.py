@@ -9,20 +9,27 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from onboard.codegen.translate import calls, causal, objects, scores
+from torch import nn
+
+from onboard.codegen.translate import biases, calls, causal, objects, scores
+from onboard.codegen.translate.activations import activation
 from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
+    CHUNKED,
     COMPLEX,
     MAYBE,
     NONE,
     POSITIONS,
+    ROWS,
+    TRIANGLE,
     Choice,
     Code,
     Global,
     Half,
     Instance,
     Items,
+    KeyBias,
     Known,
     Mapping,
     Mask,
@@ -31,6 +38,7 @@ from onboard.codegen.translate.values import (
     Output,
     PaddingMask,
     Result,
+    Unread,
     Untranslatable,
     Value,
     is_static,
@@ -108,6 +116,8 @@ def truth(value: Value) -> bool | None:
             return bool(entries)
         case Code() | Half() | Result() | Instance(optional=True):
             return None
+        case Unread(reason=reason):
+            raise Untranslatable(reason)
     return True
 
 
@@ -131,6 +141,8 @@ def _attribute(node: ast.Attribute, frame: Frame) -> Value:
 
 def _subscript(node: ast.Subscript, frame: Frame) -> Value:
     owner = settle(evaluate(node.value, frame), frame)
+    if isinstance(owner, KeyBias) and biases.keeps_heads(node.slice):
+        return owner
     if isinstance(node.slice, ast.Slice) and isinstance(owner, ModuleList):
         return _slice_modules(owner, node.slice, frame)
     return _item(owner, evaluate(node.slice, frame), node, frame)
@@ -151,6 +163,8 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             raise Untranslatable(f"an item of None at {frame.source.location(node)}")
         case Known(value=known), Known(value=key):
             return Known(known[key])
+        case Global(obj=dict() as table), Code(static=True) if (found := activation(table, index, frame)) is not None:
+            return found
         case Global(obj=dict() as table), Known(value=key) if "eager" in table and key not in table:
             return Global(table["eager"], name(table["eager"].__name__))  # a table of attention classes
         case Global(obj=dict() as table), Code(static=True) if choice := objects.choice(table, index, frame):
@@ -171,21 +185,46 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             return [value for value in fields.values() if not same(value, NONE)][position]
         case ModuleList(made=made), _:
             return Instance(made, ast.Subscript(owner.expr, residual(index), ast.Load()))
+        case Code(form=str() as form), Items(items=(Known(value=slice()), *_)) if form == POSITIONS:
+            frame.translator.pairs_positions = True
+            raise Untranslatable("distances between counted positions")
         case Code(form=str() as form), Items(items=(Known(value=None), *_)) if form == POSITIONS:
             return owner
+        case Code(form=str() as form), Items(items=(Known(value=None), *rest)) if form == ROWS:
+            return _rows(owner, rest)
         case Code(form=str() as form), Known(value=int() as part) if form == COMPLEX:
             return Half(owner, part)
         case Code(form=str() as form), _ if form == f"dict of {COMPLEX}":
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=COMPLEX)
         case Code(form=str() as form), _ if form == f"dict of {MAYBE}":
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), optional=True)
+        case Code(form=str() as form), _ if form == f"dict of {CHUNKED}":
+            return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=CHUNKED, optional=True)
         case Code(), Items(items=parts) if _keeps_everything(parts):
             return owner
         case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if first is Ellipsis:
             sliced = ast.Subscript(owner.expr, residual(index), ast.Load())
             return Code(sliced, transposed=True)
     expr = ast.Subscript(residual(owner), _index_code(node.slice, index, frame), ast.Load())
-    return Code(expr, is_static(owner) and is_static(index))
+    triangle = isinstance(owner, Code) and owner.form == TRIANGLE and _cuts_corner(node.slice)
+    return Code(expr, is_static(owner) and is_static(index), form=TRIANGLE if triangle else None)
+
+
+def _rows(owner: Value, rest: list[Value]) -> Code:
+    """Return rows of a table with one more dimension in front, which the batch already is, and others behind it."""
+    new = sum(same(item, NONE) for item in rest)
+    if not _keeps_everything(tuple(rest[new:])):
+        raise Untranslatable("a part of a table of positions")
+    if not new:
+        return Code(residual(owner), form=ROWS)
+    index = [ast.Slice(), *[ast.Constant(None)] * new]
+    return Code(ast.Subscript(residual(owner), ast.Tuple(index, ast.Load()), ast.Load()))
+
+
+def _cuts_corner(index: ast.expr) -> bool:
+    """Whether an index is [:a, :b, ...]."""
+    parts = index.elts if isinstance(index, ast.Tuple) else [index]
+    return all(isinstance(part, ast.Slice) and part.lower is None and part.step is None for part in parts)
 
 
 def _keeps_everything(parts: tuple[Value, ...]) -> bool:
@@ -243,6 +282,8 @@ def binary(op: ast.operator, left: Value, right: Value) -> Value:
     """Return `left op right`."""
     if (attended := _scores(op, left, right)) is not None:
         return attended
+    if (bias := biases.combined(op, left, right)) is not None:
+        return bias
     if isinstance(op, ast.Add) and isinstance(right, Mask) and isinstance(left, Code) and not left.static:
         return causal.masked(left)
     if isinstance(left, Known) and isinstance(right, Known) and type(op) in _BINARY:
@@ -272,7 +313,7 @@ def _scores(op: ast.operator, left: Value, right: Value) -> Value | None:
     if not any(isinstance(side, scores.Scores) for side in (left, right)):
         return None
     bare = [replace(side, masked=False) if isinstance(side, Code) else side for side in (left, right)]
-    codes = [ast.Constant(None) if isinstance(side, Mask) else residual(side) for side in bare]
+    codes = [ast.Constant(None) if isinstance(side, Mask | KeyBias) else residual(side) for side in bare]
     return scores.combined(op, left, right, ast.BinOp(codes[0], op, codes[1]))
 
 
@@ -352,8 +393,8 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
         return body
     if isinstance(body, Mask) and isinstance(orelse, Mask):
         return PaddingMask()
-    if is_static(test) and (is_rotary(body) or is_rotary(orelse)):
-        return _with_or_without_rope(node, test, body, orelse, frame)
+    if is_static(test) and (is_rotary(body) or is_rotary(orelse) or is_identity(body) != is_identity(orelse)):
+        return _with_or_without(node, test, body, orelse, frame)
     expr = ast.IfExp(residual(test), residual(body), residual(orelse))
     match body, orelse:
         case Instance(made=first), Instance(made=second):
@@ -370,13 +411,18 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     return Code(expr, is_static(test) and is_static(body) and is_static(orelse), optional=optional, form=form)
 
 
+def is_identity(value: Value) -> bool:
+    """Whether a value is a module that does nothing."""
+    return isinstance(value, Instance) and all(issubclass(cls, nn.Identity) for cls in value.classes)
+
+
 def is_rotary(value: Value) -> bool:
     """Whether a value is a module that makes RoPE's tables."""
     return isinstance(value, Instance) and all(hasattr(cls, "compute_default_rope_parameters") for cls in value.classes)
 
 
-def _with_or_without_rope(node: ast.IfExp, test: Value, body: Value, orelse: Value, frame: Frame) -> Value:
-    """Take this config's side: with and without RoPE are two models."""
+def _with_or_without(node: ast.IfExp, test: Value, body: Value, orelse: Value, frame: Frame) -> Value:
+    """Take this config's side: with and without RoPE, or a norm, are two models."""
     chosen = frame.translator.decide(node.test, test, frame)
     expr = residual(test)
     frame.translator.guard(expr if chosen else ast.UnaryOp(ast.Not(), expr), frame)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 from onboard.codegen.translate.calls import Args
 from onboard.codegen.translate.values import (
     COMPLEX,
     Code,
     Config,
+    Folded,
     Half,
+    Instance,
     Items,
+    KeyBias,
     Known,
     Mapping,
     Mask,
     PaddingMask,
     Untranslatable,
     Value,
+    joined_ways,
     may_be_none,
     name,
     same,
@@ -63,8 +68,12 @@ def fact_of(value: Value) -> Value:
     match value:
         case Known() | Config() | Mask():
             return value
+        case Folded() | KeyBias():
+            return replace(value, expr=name("_"))
         case Code(static=static, form=form, optional=optional):
             return Code(name("_"), static, form=form, optional=optional)
+        case Instance():
+            return replace(value, expr=name("_"))
         case Mapping(items=items) if all(isinstance(item, Known | Mask) for item in items.values()):
             return value
         case Items(items=(Half(whole=whole), Half())):
@@ -80,6 +89,8 @@ def join_facts(old: Value, new: Value) -> Value:
         return old
     if isinstance(old, Mask) and isinstance(new, Mask):
         return PaddingMask()
+    if isinstance(old, Instance) and isinstance(new, Instance):
+        return Instance(joined_ways(old.made, new.made), name("_"), old.optional or new.optional)
     if isinstance(old, Code) and isinstance(new, Code) and old.form != new.form and COMPLEX in (old.form, new.form):
         raise Untranslatable("an argument that is a complex RoPE table here and something else there")
     static = all(isinstance(item, Known | Config) or (isinstance(item, Code) and item.static) for item in (old, new))
@@ -89,8 +100,10 @@ def join_facts(old: Value, new: Value) -> Value:
 
 def same_fact(old: Value, new: Value) -> bool:
     """Whether two facts say the same."""
+    if isinstance(old, Folded) and isinstance(new, Folded):
+        return (old.transposed, old.turned) == (new.transposed, new.turned)
     if isinstance(old, Code) and isinstance(new, Code):
-        return (old.static, old.form, old.optional) == (new.static, new.form, new.optional)
+        return type(old) is type(new) and (old.static, old.form, old.optional) == (new.static, new.form, new.optional)
     return same(old, new)
 
 
@@ -99,10 +112,14 @@ def as_parameters(facts: dict[str, Value]) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for key, fact in facts.items():
         match fact:
-            case Config():
-                values[key] = Config(name(key))
+            case Config(obj=obj):
+                values[key] = Config(name(key), obj)
+            case Folded() | KeyBias():
+                values[key] = replace(fact, expr=name(key))
             case Code(static=static, form=form, optional=optional):
                 values[key] = Code(name(key), static, form=form, optional=optional)
+            case Instance():
+                values[key] = replace(fact, expr=name(key))
             case _:
                 values[key] = fact
     return values

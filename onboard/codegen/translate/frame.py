@@ -35,6 +35,8 @@ class Frame:
     returns: list[tuple[ast.Return, Value]] = field(default_factory=list)
     caller: ClassState | None = None
     """The class from whose code a helper function is called: it may be handed a method of it."""
+    branches: int = 0
+    """How many bodies of loops and undecided branches it lies in."""
     loops: list[Env] = field(default_factory=list)
     """The loops that the evaluated statement lies in: the variables before each."""
     layers: list[nn.Module] | None = None
@@ -60,10 +62,12 @@ class Frame:
         """Evaluate a branch: on a copy of the variables, into its own statements."""
         saved = self.env, self.out
         self.env, self.out = env, []
+        self.branches += 1
         try:
             yield self.out
         finally:
             self.env, self.out = saved
+            self.branches -= 1
 
     def bind(self, variable: str, value: Value, origin: ast.AST | None = None) -> None:
         """Assign a value to a local variable; run-time values leave an assignment behind."""
@@ -77,7 +81,7 @@ class Frame:
         if isinstance(value, Code):
             if not (isinstance(value.expr, ast.Name) and value.expr.id == variable):
                 self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
-            value = Code(name(variable), value.static, value.transposed, value.form, value.optional)
+            value = replace(value, expr=name(variable))
         self.env.values[variable] = value
 
     def fresh(self, stem: str) -> str:
@@ -128,7 +132,7 @@ def _renamed(value: Value, old: str, new: str) -> Value:
         case Scores():
             return value.renamed(_Rename(old, new).visit)
         case Code(expr=expr):
-            return Code(_Rename(old, new).visit(expr), value.static, value.transposed, value.form)
+            return replace(value, expr=_Rename(old, new).visit(expr))
         case Items(items=items):
             return Items(tuple(_renamed(item, old, new) for item in items))
         case Mapping(items=entries):

@@ -13,14 +13,13 @@ from onboard.codegen.translate.values import (
     Env,
     Instance,
     Items,
-    Made,
     ModuleList,
     Value,
     attribute,
     call,
+    joined_ways,
     name,
     residual,
-    same,
 )
 
 
@@ -93,17 +92,6 @@ def exist(filled: Filled, frame: Frame, origin: ast.AST) -> None:
     frame.emit(ast.Assign([name(filled.variable, store=True)], items), origin)
     made = tuple(way for item in known.items if isinstance(item, Instance) for way in item.made)
     frame.env.values[filled.variable] = ModuleList(made, place) if filled.modules else Code(place)
-
-
-def joined_ways(first: tuple[Made, ...], second: tuple[Made, ...]) -> tuple[Made, ...]:
-    """Return the ways in which the modules of either list are made, each once."""
-    return (*first, *(way for way in second if not any(_same_way(way, other) for other in first)))
-
-
-def _same_way(first: Made, second: Made) -> bool:
-    if first.cls is not second.cls or first.arguments.keys() != second.arguments.keys():
-        return False
-    return all(same(first.arguments[key], second.arguments[key]) for key in first.arguments)
 
 
 def grown(start: Env, end: Env) -> dict[str, Value]:

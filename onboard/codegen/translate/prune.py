@@ -15,7 +15,7 @@ from torch import nn
 from onboard.codegen.translate import cleanup
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.state import ClassState
-from onboard.codegen.translate.unrun import attributes_read, has_parameters
+from onboard.codegen.translate.unrun import attributes_read, has_parameters, is_eager
 from onboard.codegen.translate.values import Instance
 
 
@@ -34,7 +34,7 @@ def _prune_class(state: ClassState, translator: Translator, done: set[str]) -> N
     read = attributes_read(state)
     state.weights_only = [attr for attr in state.attributes if attr not in read and _has_weights(state, attr)]
     live = frozenset(f"self.{attr}" for attr in (*read, *state.weights_only))
-    body = cleanup.clean(deepcopy(state.init.body), live)
+    body = cleanup.clean(_guarded(deepcopy(state.init.body), state.guards), live)
     by_name = {other.cls.__name__: other for other in translator.states.values()}
     for called in _constructions(body, by_name):
         assert isinstance(called.func, ast.Name)
@@ -49,16 +49,41 @@ def _prune_class(state: ClassState, translator: Translator, done: set[str]) -> N
     names = [item.arg for item in (*state.init.node.args.args, *state.init.node.args.kwonlyargs)][1:]
     free = cleanup.free_names([*body, *_tests(state.guards)], live)
     own = translator.recognised.get(state.cls.__name__)
+    if state.inherits_init:
+        state.init.parameters = [key for key in names if key not in ("device", "dtype")]
+        return
     state.init.parameters = ["config"] if own is not None and own.own_init else [key for key in names if key in free]
+
+
+def _guarded(body: list[ast.stmt], guards: Iterable[ast.expr]) -> list[ast.stmt]:
+    """Return statements with the side alone that guards leave of a condition."""
+    held = {_plain_test(guard) for guard in guards}
+    out: list[ast.stmt] = []
+    for statement in body:
+        match statement:
+            case ast.If(test=test, body=side) if _plain_test(test) in held:
+                out += _guarded(side, guards)
+            case ast.If(test=test, orelse=side) if _plain_test(cleanup.negated(test)) in held:
+                out += _guarded(side, guards)
+            case _:
+                out.append(statement)
+    return out
+
+
+def _plain_test(test: ast.expr) -> str:
+    """Return a condition's text, the same for the config and for an attribute that holds it."""
+    return ast.unparse(ReplaceAttribute("config", ast.Name("config", ast.Load())).visit(deepcopy(test)))
 
 
 def _has_weights(state: ClassState, attr: str) -> bool:
     """Whether an attribute is a parameter, or a module with parameters that the generated file can make."""
+    if is_eager(state, attr):
+        return False
     value = state.attributes[attr]
     known = isinstance(value, Instance) and all(
         cls in state.translator.states or cls.__module__.startswith("torch.") for cls in value.classes
     )
-    if any(isinstance(getattr(module, attr, None), nn.Parameter) for module in state.instances()):
+    if any(isinstance(getattr(module, attr, None), nn.Parameter) for module in state.translator.modules_of(state.cls)):
         return True
     return known and has_parameters(state, attr)
 

@@ -8,19 +8,25 @@ then it is the plain code that it was. The mask is causal (the analysis probed i
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from onboard.codegen.translate import biases, folded
 from onboard.codegen.translate.canonical import op
 from onboard.codegen.translate.values import (
     NONE,
+    TRIANGLE,
     UPCAST,
+    ZEROS,
     Code,
+    Folded,
     Items,
+    KeyBias,
+    Known,
     Mask,
     Output,
     Value,
@@ -29,6 +35,8 @@ from onboard.codegen.translate.values import (
     constant,
     is_static,
     residual,
+    same,
+    same_code,
     untransposed,
 )
 
@@ -49,18 +57,24 @@ class Scores(Code):
     """[batch, heads, sequence, dim], as the query."""
     scale: ast.expr | None = None
     bias: ast.expr | None = None
+    slopes: ast.expr | None = None
+    """Of a bias that is linear in the key's position."""
+    gate: Code | None = None
+    """Zeros and ones that the scores were multiplied with, to be made a mask of."""
+    causal: bool = False
+    """The mask is in."""
     normed: bool = False
 
     def same_as(self, other: Code) -> bool:
         """Whether both lead to the same attention."""
         assert isinstance(other, Scores)
-        flags = (self.masked, self.normed) == (other.masked, other.normed)
+        flags = (self.masked, self.causal, self.normed) == (other.masked, other.causal, other.normed)
         return flags and [ast.dump(part) for part in self.parts()] == [ast.dump(part) for part in other.parts()]
 
     def parts(self) -> list[ast.expr]:
-        """Return the code of query, key, scale and bias, those that there are."""
-        tensors = [residual(item) for item in (self.query, self.key) if item is not None]
-        return tensors + [item for item in (self.scale, self.bias) if item is not None]
+        """Return the code of query, key, scale, bias and slopes, those that there are."""
+        tensors = [residual(item) for item in (self.query, self.key, self.gate) if item is not None]
+        return tensors + [item for item in (self.scale, self.bias, self.slopes) if item is not None]
 
     def renamed(self, rename: Callable[[ast.expr], ast.expr]) -> Scores:
         """Return the scores with other names in their code."""
@@ -71,9 +85,10 @@ class Scores(Code):
         def code(value: ast.expr | None) -> ast.expr | None:
             return None if value is None else rename(value)
 
-        return replace(
-            self, query=tensor(self.query), key=tensor(self.key), scale=code(self.scale), bias=code(self.bias)
-        )
+        query, key = tensor(self.query), tensor(self.key)
+        scale, bias, slopes = (code(item) for item in (self.scale, self.bias, self.slopes))
+        gate = tensor(self.gate)
+        return replace(self, query=query, key=key, scale=scale, bias=bias, slopes=slopes, gate=gate)
 
 
 def product(left: Value, right: Value, expr: ast.expr) -> Value | None:
@@ -84,11 +99,29 @@ def product(left: Value, right: Value, expr: ast.expr) -> Value | None:
         return None
     assert isinstance(left, Code)
     assert isinstance(right, Code)
+    if isinstance(left, Folded) or isinstance(right, Folded):
+        query, key = folded.unfolded(left), folded.turned_back(right)
+        return None if query is None or key is None else Scores(expr, query=query, key=key)
     return Scores(expr, query=left, key=_turned(right))
 
 
+def added(bias: Value, first: Value, second: Value, keywords: Mapping[str, Value]) -> Value | None:
+    """Return `bias.baddbmm(first, second, beta=..., alpha=...)` where the bias is ALiBi's or zero."""
+    found = product(first, second, ast.Constant(None))
+    alpha, beta = keywords.get("alpha", Known(1)), keywords.get("beta", Known(1))
+    if not isinstance(found, Scores) or found.normed or not (is_static(alpha) and is_static(beta)):
+        return None
+    found = replace(found, masked=True)  # there is no code of its own for it
+    if not same(alpha, Known(1)):
+        found = _scaled(found, ast.Mult(), residual(alpha), found.expr)
+    if isinstance(bias, KeyBias):
+        scaled = biases.scaled(bias, ast.Mult(), beta)
+        return combined(ast.Add(), found, scaled, found.expr) if scaled is not None else None
+    return found if isinstance(bias, Code) and bias.form == ZEROS else None
+
+
 def _unfolded(value: Value) -> Value:
-    """Return a tensor whose first dimension is batch times heads as one of batch one, and scores as they are."""
+    """Return a tensor whose first dimension is batch times heads as one of batch one, and others as they are."""
     if type(value) is not Code or value.static:
         return value
     turned = replace(value, expr=call(attribute(value.expr, "unsqueeze"), ast.Constant(0)), transposed=False)
@@ -123,21 +156,59 @@ def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) 
     if not isinstance(left, Scores) or isinstance(right, Scores) or left.normed:
         return None
     if isinstance(operator, ast.Add) and isinstance(right, Mask):
-        return replace(left, masked=True)
+        return replace(left, masked=True, causal=True)
+    if isinstance(operator, ast.Add) and isinstance(right, KeyBias):
+        slopes = right.expr if left.slopes is None else ast.BinOp(left.slopes, ast.Add(), right.expr)
+        return replace(left, masked=True, slopes=slopes)
+    if left.gate is not None:
+        return _closed(left, operator, right)
+    if isinstance(operator, ast.Mult) and type(right) is Code and not right.static and left.bias is None:
+        return replace(left, expr=expr, gate=right)
     if isinstance(operator, ast.Add) and isinstance(right, Code) and not right.static:
         plain = left.expr if left.masked else expr
         bias = residual(right) if left.bias is None else ast.BinOp(left.bias, ast.Add(), residual(right))
         return replace(left, expr=plain, bias=bias)
-    if isinstance(operator, ast.Mult | ast.Div) and is_static(right):
+    if isinstance(operator, ast.Mult | ast.Div) and (is_static(right) or _is_root(right)):
         return _scaled(left, operator, residual(right), expr)
     return None
+
+
+def _is_root(value: Value) -> bool:
+    """Whether a value is a number that Python's own square root gives, of a size."""
+    return isinstance(value, Code) and isinstance(value.expr, ast.Call) and ast.unparse(value.expr.func) == "math.sqrt"
+
+
+def _closed(scores: Scores, operator: ast.operator, right: Value) -> Value | None:
+    """Return `scores * gate + minimum * (1 - gate)` as scores with a mask."""
+    assert scores.gate is not None
+    if not isinstance(right, Code) or not isinstance(operator, ast.Add):
+        return None
+    match right.expr:
+        case ast.BinOp(
+            left=least, op=ast.Mult(), right=ast.BinOp(left=ast.Constant(value=1), op=ast.Sub(), right=gate)
+        ):
+            if same_code(gate, scores.gate.expr) and _is_minimum(least):
+                mask = None if scores.gate.form == TRIANGLE else call(attribute(gate, "bool"))
+                return replace(scores, bias=mask, gate=None, causal=True, masked=True)
+    return None
+
+
+def _is_minimum(expr: ast.expr) -> bool:
+    """Whether a number is so low that its exponential is zero beside any score's."""
+    try:
+        value = ast.literal_eval(expr)
+    except ValueError:
+        return False
+    return isinstance(value, float | int) and value <= -1e4
 
 
 def _scaled(scores: Scores, operator: ast.operator, factor: ast.expr, expr: ast.expr) -> Scores:
     old = scores.scale or ast.Constant(1.0)
     scale = factor if scores.scale is None and isinstance(operator, ast.Mult) else ast.BinOp(old, operator, factor)
-    bias = None if scores.bias is None else ast.BinOp(scores.bias, operator, factor)
-    return replace(scores, expr=scores.expr if scores.masked else expr, scale=scale, bias=bias)
+    bias, slopes = (
+        None if part is None else ast.BinOp(part, operator, factor) for part in (scores.bias, scores.slopes)
+    )
+    return replace(scores, expr=scores.expr if scores.masked else expr, scale=scale, bias=bias, slopes=slopes)
 
 
 def method(scores: Scores, attr: str, args: Args, expr: ast.expr) -> Value | None:
@@ -148,15 +219,29 @@ def method(scores: Scores, attr: str, args: Args, expr: ast.expr) -> Value | Non
     if attr == "softmax":
         return softmax(scores)
     if attr == "masked_fill" and isinstance(args.positional[0], Mask):
-        return replace(scores, masked=True)
+        return replace(scores, masked=True, causal=True)
+    if attr == "size" and not scores.normed and (size := _size(scores, args)) is not None:
+        return size
     if attr in _READS:
         return Code(expr)
     return None
 
 
+def _size(scores: Scores, args: Args) -> Code | None:
+    """Return the number of queries or keys, without scores."""
+    assert scores.query is not None
+    assert scores.key is not None
+    tensors = {-2: scores.query, -1: scores.key}
+    match args.positional:
+        case [Known(value=int() as index)] if index in tensors:
+            owner = tensors[index]
+            return Code(call(attribute(owner.expr, "size"), constant(-3 if owner.transposed else -2)))
+    return None
+
+
 def softmax(scores: Value) -> Value | None:
     """Return attention's weights for its masked scores; None for anything else."""
-    if isinstance(scores, Scores) and scores.masked and not scores.normed:
+    if isinstance(scores, Scores) and scores.causal and not scores.normed:
         return replace(scores, normed=True)
     return None
 
@@ -167,11 +252,14 @@ def selected(condition: Value, scores: Value) -> Value | None:
         return None
     if scores.bias is not None:
         return None
+    if condition.form == TRIANGLE:
+        return replace(scores, causal=True, masked=True)
     return replace(scores, bias=residual(condition))
 
 
 def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
     """Return the result of a function of torch that attention is made of; None for others."""
+    keywords = args.keywords
     match args.positional:
         case [left, right] if obj is torch.bmm:
             return product(_unfolded(left), _unfolded(right), expr)
@@ -181,10 +269,12 @@ def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
             return softmax(scores)
         case [condition, Scores() as scores, _] if obj is torch.where:
             return selected(condition, scores)
-        case [Scores(masked=True) as scores, _] if obj in (torch.max, torch.maximum):
+        case [Scores(causal=True) as scores, _] if obj in (torch.max, torch.maximum):
             return scores  # not below the least number: no masked score matters
         case [Mask(), Scores() as scores, _] if obj is torch.where:
-            return replace(scores, masked=True)
+            return replace(scores, masked=True, causal=True)
+        case [bias, first, second] if obj is torch.baddbmm:
+            return added(bias, first, second, keywords)
     return None
 
 
@@ -204,7 +294,7 @@ def _attention(weights: Scores, value: Code) -> Code:
     """Return the canonical op's call; [batch, heads, sequence, dim] as the code has it."""
     assert weights.query is not None
     assert weights.key is not None
-    tensors = (weights.query, weights.key, value)
+    tensors = (weights.query, weights.key, folded.unfolded(value) or value)
     by_sequence = all(item.transposed for item in tensors)
     qkv = [residual(untransposed(item) if by_sequence else item) for item in tensors]
     for index in (0, 1):
@@ -213,6 +303,10 @@ def _attention(weights: Scores, value: Code) -> Code:
     scale = weights.scale or constant(1.0)
     bias = weights.bias or constant(None)
     settings = [bias, constant(0.0), constant(True), scale, *[constant(None)] * 3]
-    called = ast.Call(op("torch_attention"), [*qkv, *settings, constant("bsnd" if by_sequence else "bnsd")], [])
-    folded = isinstance(value.expr, ast.Call) and ast.unparse(value.expr).endswith(".unsqueeze(0)")
-    return Code(call(attribute(called, "squeeze"), ast.Constant(0))) if folded else Code(called, transposed=by_sequence)
+    slopes = [] if weights.slopes is None else [ast.keyword("alibi_slopes", weights.slopes)]
+    layout = constant("bsnd" if by_sequence else "bnsd")
+    called = ast.Call(op("torch_attention"), [*qkv, *settings, layout], slopes)
+    if isinstance(value, Folded):
+        return Folded(called, transposed=by_sequence)
+    single = isinstance(value.expr, ast.Call) and ast.unparse(value.expr).endswith(".unsqueeze(0)")
+    return Code(call(attribute(called, "squeeze"), ast.Constant(0))) if single else Code(called, transposed=by_sequence)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from torch import nn
+import torch
 
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate import narrow, objects
 from onboard.codegen.translate.values import (
     NONE,
+    TRIANGLE,
     Code,
     Config,
     Global,
@@ -25,11 +27,17 @@ from onboard.codegen.translate.values import (
     Self,
     Value,
     attribute,
+    may_be_none,
 )
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.classes import Translator
     from onboard.codegen.translate.frame import Frame
+
+
+def _is_triangular(buffer: torch.Tensor) -> bool:
+    rows, columns = buffer.shape[-2:] if buffer.dim() > 1 else (0, 1)
+    return rows == columns and bool((buffer == torch.ones_like(buffer).tril()).all())
 
 
 @dataclass
@@ -42,8 +50,28 @@ class Routine:
     body: list[ast.stmt] = field(default_factory=list)
     shape: Value = NONE
     holes: int = 0
+    facts: dict[str, Value] = field(default_factory=dict)
+    """What the translation takes for granted of its parameters."""
     given: Value | None = None
     """What a caller gets, in terms of the parameters, where that is nothing but some of these."""
+    optional: set[str] = field(default_factory=set)
+    """Parameters that may be None."""
+
+    def take(self, keys: set[str], facts: dict[str, Value]) -> None:
+        """Take other parameters, too, in the order of the signature; note which may be None."""
+        order = [item.arg for item in (*self.node.args.args, *self.node.args.kwonlyargs)]
+        if keys:
+            wanted = {*self.parameters, *keys}
+            self.parameters = [key for key in dict.fromkeys((*order, *self.parameters)) if key in wanted]
+        counted = {"position_ids"}  # a call that has none passes those of the caller
+        self.optional = {key for key in self.parameters if key in facts and may_be_none(facts[key])} - counted
+
+    def omitting(self, given: Container[str]) -> list[str]:
+        """Return the parameters that a call passes: not the last ones that it has nothing for and that may be None."""
+        passed = list(self.parameters)
+        while passed and passed[-1] in self.optional and passed[-1] not in given:
+            passed.pop()
+        return passed
 
     @property
     def keeps_one(self) -> bool:
@@ -64,12 +92,12 @@ class ClassState:
     guards: list[ast.expr] = field(default_factory=list)
     weights_only: list[str] = field(default_factory=list)
     """Modules and parameters that nothing reads: they hold weights that checkpoints have."""
+    sometimes: set[str] = field(default_factory=set)
+    """Attributes that `__init__` sets under a condition only."""
+    inherits_init: bool = False
+    """Its `__init__` is PyTorch's."""
     read_outside: set[str] = field(default_factory=set)
     """Attributes that other classes read."""
-
-    def instances(self) -> list[nn.Module]:
-        """Return the tiny model's modules of this class."""
-        return [module for module in self.translator.model.modules() if type(module) is self.cls]
 
     def has(self, attr: str) -> bool:
         """Whether `self.attr` exists."""
@@ -90,13 +118,20 @@ class ClassState:
                 return narrow.possible(replace(value, expr=path), attr, frame) if own else replace(value, expr=path)
             case ModuleList(made=made):
                 return ModuleList(made, path)
-            case Config():
-                return Config(path)
-            case Code(static=static):
-                return Code(path, static)
+            case Config(obj=obj):
+                return Config(path, obj)
+            case Code(static=static, optional=optional):
+                form = TRIANGLE if frame.kind == "forward" and self._is_triangle(attr) else None
+                return Code(path, static, optional=optional, form=form)
             case Global():
                 return value
         return objects.module_fact(attr) or self._class_attribute(attr, path)
+
+    def _is_triangle(self, attr: str) -> bool:
+        """Whether a buffer is a causal mask of zeros and ones in all modules of this class."""
+        modules = [module for module in self.translator.model.modules() if type(module) is self.cls]
+        buffers = [module._buffers.get(attr) for module in modules]
+        return bool(buffers) and all(buffer is not None and _is_triangular(buffer) for buffer in buffers)
 
     def _class_attribute(self, attr: str, path: ast.expr) -> Value:
         value = inspect.getattr_static(self.cls, attr, None)
@@ -104,4 +139,4 @@ class ClassState:
             return Known(value)
         if inspect.isroutine(value) or isinstance(value, staticmethod | classmethod):
             return Method(Self(), attr)
-        return Code(path)
+        return Code(path, optional=self.inherits_init)  # a bias may be None

@@ -15,6 +15,15 @@ COMPLEX = "complex"
 POSITIONS = "positions"
 """Form of `position_ids` where they stand for positions of one row that transformers counts."""
 
+TRIANGLE = "triangle"
+"""Form of a buffer of ones where a query (row) may see a key (column), zeros above the diagonal; or of its corner."""
+
+ROWS = "rows"
+"""Form of a table's rows at `POSITIONS`: transformers has [sequence, dim], generated code [batch, sequence, dim]."""
+
+CHUNKED = "chunks"
+"""Form of the mask of attention in chunks, which exists at run time; where it is None, attention is plainly causal."""
+
 UPCAST = "upcast"
 """Form of a tensor that was cast to float32, as modeling code does with queries and keys before it multiplies them."""
 
@@ -30,6 +39,13 @@ CHANNELS = "channels"
 
 class Untranslatable(Exception):
     """A construct that has no translation; the message says which."""
+
+
+KEYS = "keys"
+"""Form of consecutive numbers that count keys, in a model whose attention has a bias that is linear in them (ALiBi)."""
+
+ZEROS = "zeros"
+"""Form of a tensor that was made of zeros."""
 
 
 class Value:
@@ -53,7 +69,7 @@ class Code(Value):
     transposed: bool = False
     """The value is `expr.transpose(1, 2)`: heads and sequence are swapped later, or never."""
     form: str | None = None
-    """`COMPLEX`, `POSITIONS`, `UPCAST`, `CHANNELS` or None."""
+    """`COMPLEX`, `POSITIONS`, `ROWS`, `UPCAST`, `KEYS`, `ZEROS`, `TRIANGLE`, `CHANNELS` or None."""
     optional: bool = False
     """It may be None."""
     masked: bool = False
@@ -62,6 +78,31 @@ class Code(Value):
     def same_as(self, other: Code) -> bool:
         """Whether another value of this class is certainly equal."""
         return same_code(self.expr, other.expr) and self.transposed == other.transposed
+
+
+@dataclass(frozen=True, eq=False)
+class Folded(Code):
+    """`expr` [batch, heads, sequence, dim] with batch and heads as one dimension."""
+
+    turned: bool = False
+    """The last two dimensions are swapped."""
+
+    def same_as(self, other: Code) -> bool:
+        """Whether both are folded alike."""
+        assert isinstance(other, Folded)
+        return super().same_as(other) and self.turned == other.turned
+
+
+@dataclass(frozen=True, eq=False)
+class KeyBias(Code):
+    """A bias of attention that is linear in the key's position (ALiBi); `expr`, its slopes, is what is left of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unread(Value):
+    """A value without a translation, of a variable that nothing may read."""
+
+    reason: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,9 +153,10 @@ class Choice(Value):
 
 @dataclass(frozen=True, eq=False)
 class Config(Value):
-    """The model's config object."""
+    """The model's config object, or that of a part of a composite."""
 
     expr: ast.expr
+    obj: Any
     copy: ast.expr | None = None
     """How it is copied, where code may change it from here on."""
 
@@ -178,6 +220,8 @@ class MaskMaker(Value):
     """A function that builds an attention mask, or a mask of padding alone."""
 
     padding: bool = False
+    chunked: bool = False
+    """The mask cuts the text into chunks of the config's length."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,6 +257,9 @@ class Hole(Value):
 
     index: int
     form: str | None = None
+    optional: bool = False
+    like: Code | None = None
+    """What the part is where its code does not say it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,6 +321,12 @@ def residual(value: Value) -> ast.expr:
             raise Untranslatable("attention that reads its mask")
         case Code(masked=True):
             raise Untranslatable("attention scores that are read once they are masked")
+        case KeyBias():
+            raise Untranslatable("a bias of positions that more than attention reads")
+        case Unread(reason=reason):
+            raise Untranslatable(reason)
+        case Folded():
+            return folded_code(value)
         case Code(expr=expr, transposed=True):
             return call(attribute(expr, "transpose"), ast.Constant(1), ast.Constant(2))
         case Items(items=items):
@@ -295,6 +348,20 @@ def residual(value: Value) -> ast.expr:
         case Choice(test=test, first=first, second=second):
             return ast.IfExp(test, residual(first), residual(second))
     raise Untranslatable(f"a {type(value).__name__} as a run-time value")
+
+
+def folded_code(value: Folded) -> ast.expr:
+    """Return the code of a folded tensor, [batch * heads, sequence, dim] or turned."""
+    unfolded = residual(Code(value.expr, transposed=value.transposed))
+    folded = call(attribute(unfolded, "flatten"), ast.Constant(0), ast.Constant(1))
+    return call(attribute(folded, "transpose"), ast.Constant(1), ast.Constant(2)) if value.turned else folded
+
+
+def passed(value: Value, fact: Value | None) -> ast.expr:
+    """Return the code of an argument for a function that was translated with a fact about it."""
+    if isinstance(value, Folded | KeyBias) and type(value) is type(fact):
+        return value.expr
+    return residual(value)
 
 
 def _residual_items(items: tuple[Value, ...]) -> ast.expr:
@@ -327,15 +394,16 @@ def same(first: Value, second: Value) -> bool:
         case Global(obj=a), Global(obj=b):
             return a is b
         case Instance(), Instance():
-            return (first.made, first.optional) == (second.made, second.optional) and same_code(first.expr, second.expr)
+            ways = len(first.made) == len(second.made) and all(map(same_way, first.made, second.made))
+            return ways and first.optional == second.optional and same_code(first.expr, second.expr)
         case ModuleList(), ModuleList():
             return same_code(first.expr, second.expr)
-        case Config(), Config():
-            return True
+        case Config(obj=a), Config(obj=b):
+            return a is b
         case Half(), Half():
             return first.part == second.part and same_code(first.whole.expr, second.whole.expr)
         case Hole(), Hole():
-            return first.index == second.index
+            return first.index == second.index and type(first.like) is type(second.like)
         case MaskMaker(), MaskMaker():
             return first.padding == second.padding
         case Method(), Method():
@@ -343,9 +411,23 @@ def same(first: Value, second: Value) -> bool:
     return type(first) is type(second) and isinstance(first, AttentionInterface | Mask | Self | Super)
 
 
+def same_way(first: Made, second: Made) -> bool:
+    """Whether two constructor calls are certainly equal."""
+    if first is second:
+        return True
+    if first.cls is not second.cls or first.arguments.keys() != second.arguments.keys():
+        return False
+    return all(same(first.arguments[key], second.arguments[key]) for key in first.arguments)
+
+
+def joined_ways(first: tuple[Made, ...], second: tuple[Made, ...]) -> tuple[Made, ...]:
+    """Return the ways in which the modules of either list are made, each once."""
+    return (*first, *(way for way in second if not any(same_way(way, other) for other in first)))
+
+
 def may_be_none(value: Value) -> bool:
     """Whether a value is None, or may be when the program runs."""
-    return same(value, NONE) or (isinstance(value, Code) and value.optional)
+    return same(value, NONE) or (isinstance(value, Code | Instance) and value.optional)
 
 
 def is_static(value: Value) -> bool:
@@ -369,8 +451,10 @@ def untransposed(value: Value) -> Code:
 def fill(shape: Value, parts: list[Code]) -> Value:
     """Return `shape` with its holes replaced by `parts`."""
     match shape:
-        case Hole(index=index, form=form):
-            return replace(parts[index], form=form)
+        case Hole(index=index, like=Code() as like):
+            return replace(like, expr=parts[index].expr)
+        case Hole(index=index, form=form, optional=optional):
+            return replace(parts[index], form=form, optional=optional)
         case Items(items=items):
             return Items(tuple(fill(item, parts) for item in items))
         case Mapping(items=entries):

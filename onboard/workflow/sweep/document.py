@@ -13,6 +13,7 @@ DOCUMENT = Path("docs", "coverage.md")
 PICTURE = Path("docs", "coverage.svg")
 COLORS: dict[Status, str] = {
     "pass": "#2e7d32",
+    "prefill": "#9ccc65",
     "fail": "#c62828",
     "refused": "#ef8f00",
     "not-causal": "#78909c",
@@ -21,6 +22,7 @@ COLORS: dict[Status, str] = {
 }
 _MEANINGS: dict[Status, str] = {
     "pass": "every level was tested and every error is within the limit",
+    "prefill": "every level of prefill is as in a pass; what it keeps from token to token has no cached form yet",
     "fail": "something was generated, built or tested, and it is wrong or came to no end",
     "refused": "the tool said, before it wrote any model file, what it cannot do yet",
     "not-causal": "the model itself is no causal language model: its logits depend on later tokens or on chance",

@@ -57,6 +57,7 @@ def test_names_shapes_and_dtypes_are_the_documented_ones() -> None:
         "kv_lens": ((2,), torch.int32),
         "block_table": ((2, 5), torch.int32),
         "slot_mapping": ((7,), torch.int64),
+        "state_slots": ((2,), torch.int64),
         "batch_info_host": ((4,), torch.int32),
         "logits_gather_indices": ((7,), torch.int64),
     }
@@ -161,3 +162,11 @@ def test_call_passes_what_the_graph_names() -> None:
     gm = torch.fx.symbolic_trace(_Recorder())
     assert interface.call(gm).flatten().tolist() == ids.tolist()
     assert interface.logits(gm).flatten().tolist() == [ids[2], ids[4]]
+
+
+def test_positions_begin_where_the_model_says_and_keys_at_zero() -> None:
+    info = _make_info(first_position=2)
+    _set(info, [(9, 1, [7, 2, 5]), (0, 3, [6])])
+    assert info.args["position_ids"].tolist() == [[11, 2, 3, 4]]
+    assert info.args["kv_lens"].tolist() == [10, 3]
+    assert info.args["slot_mapping"].tolist() == [5 * 4 + 1, 24, 25, 26]

@@ -66,7 +66,7 @@ def test_the_order_does_not_depend_on_who_was_first() -> None:
 def test_counts_are_of_the_entries() -> None:
     counts = coverage(*ENTRIES).counts()
     assert list(counts) == list(STATUSES)
-    assert counts == {"pass": 3, "fail": 1, "refused": 2, "not-causal": 0, "timeout": 0, "crash": 0}
+    assert counts == {"pass": 3, "prefill": 0, "fail": 1, "refused": 2, "not-causal": 0, "timeout": 0, "crash": 0}
     assert coverage(*ENTRIES).reached() == {level: 5 if level == "checkpoint" else 3 for level in LEVELS}
 
 

@@ -168,3 +168,36 @@ def test_a_gpu_has_limits_of_its_own() -> None:
 def test_entries_survive_json() -> None:
     entry = judge(good(), "test")
     assert Entry.model_validate_json(entry.model_dump_json()) == entry
+
+
+UNCACHED = (
+    "onboard.errors.NoCachedFormError: 2 calls of torch_ssm have no cached form, so the model cannot generate yet"
+)
+
+
+def prefill_only(message: str = UNCACHED) -> TargetRecord:
+    record = good()
+    record.tests[-1] |= {"status": "failed", "error": None, "message": message}
+    failed(record, "test", "test_cached_decode[cpu] failed")
+    return record
+
+
+def test_a_state_without_a_cached_form_is_a_status_of_its_own() -> None:
+    entry = judge(prefill_only(), "test")
+    assert (entry.status, entry.level) == ("prefill", "export")
+    assert entry.reason == UNCACHED.partition(": ")[2]
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["AssertionError: decode after 3 tokens: rmse ratio 4e-02", "onboard.errors.OnboardError: it has no cached form"],
+)
+def test_a_cache_that_is_wrong_or_missing_for_another_reason_is_a_failure(message: str) -> None:
+    assert judge(prefill_only(message), "test").status == "fail"
+
+
+@pytest.mark.parametrize("name", [name for name in BREAKS if "cached_decode" not in name and "test phase" not in name])
+def test_prefill_is_as_strict_as_a_pass(name: str) -> None:
+    record = prefill_only()
+    BREAKS[name](record)
+    assert judge(record, "test").status != "prefill"

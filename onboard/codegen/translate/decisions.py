@@ -1,0 +1,56 @@
+"""What decides a test of the config: the parts of it that this config makes true or false."""
+
+from __future__ import annotations
+
+import ast
+from copy import deepcopy
+
+from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.values import Code
+
+
+def deciding(test: ast.expr, frame: Frame) -> tuple[list[ast.expr], bool]:
+    """Return conditions, each true in this config, that together decide a static test, and its value.
+
+    Raises:
+        Untranslatable: the layers of this config differ in it.
+    """
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            reasons, value = deciding(operand, frame)
+            return reasons, not value
+        case ast.BoolOp(op=op, values=values):
+            return _of_several(isinstance(op, ast.Or), values, frame)
+    expr = _source_of(test, frame)
+    value = frame.translator.decide(expr, Code(expr, static=True), frame)
+    return [expr if value else ast.UnaryOp(ast.Not(), expr)], value
+
+
+def _of_several(stop: bool, values: list[ast.expr], frame: Frame) -> tuple[list[ast.expr], bool]:
+    """`and` is decided by its first false part, `or` by its first true one, else by all."""
+    reasons: list[ast.expr] = []
+    for item in values:
+        own, value = deciding(item, frame)
+        if value is stop:
+            return own, stop
+        reasons += own
+    return reasons, not stop
+
+
+def _source_of(expr: ast.expr, frame: Frame) -> ast.expr:
+    """Return `config.x` for `self.config.x` and for an attribute `self.y` that `__init__` set to it."""
+    assert frame.cls is not None
+    expr = _PlainConfig().visit(deepcopy(expr))
+    body = frame.out if frame.kind == "init" or frame.cls.init is None else frame.cls.init.body
+    for statement in body:
+        match statement:
+            case ast.Assign(targets=[target], value=ast.Attribute(value=ast.Name(id="config")) as value):
+                if isinstance(expr, ast.Attribute) and ast.unparse(target) == ast.unparse(expr):
+                    return value
+    return expr
+
+
+class _PlainConfig(ast.NodeTransformer):
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        self.generic_visit(node)
+        return ast.Name("config", ast.Load()) if ast.unparse(node) == "self.config" else node

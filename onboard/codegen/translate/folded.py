@@ -1,0 +1,90 @@
+"""Tensors whose batch and heads are one dimension, as attention by `bmm` has them: kept apart where they can be."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from onboard.codegen.translate.values import (
+    Code,
+    Folded,
+    Items,
+    Known,
+    Value,
+    attribute,
+    call,
+    constant,
+    residual,
+    same,
+)
+
+if TYPE_CHECKING:
+    from onboard.codegen.translate.calls import Args
+
+_UNCHANGED = {"contiguous", "to", "float", "type", "type_as"}
+_SHAPES = ("view", "reshape")
+
+
+def fold(owner: Code, attr: str, args: Args) -> Code | None:
+    """Return `x.view(batch * heads, sequence, dim)` as a folded tensor (or a shape that `x` has)."""
+    if attr == "flatten" and owner.transposed and _ints(args) == [0, 1]:
+        return Folded(owner.expr, transposed=True)
+    if attr not in _SHAPES or args.keywords:
+        return None
+    match args.positional:
+        case [Code(expr=ast.BinOp(left=batch, op=ast.Mult(), right=heads), static=False), length, dim]:
+            if owner.transposed:
+                return Folded(owner.expr, transposed=True)
+            sizes = [batch, heads, residual(length), residual(dim)]
+            return Folded(call(attribute(owner.expr, attr), *sizes))
+        case [_, heads, Code(static=False, expr=length), _] if owner.transposed and not same(heads, Known(1)):
+            return None if isinstance(length, ast.BinOp) else owner  # [batch, heads, sequence, dim], as it is
+    return None
+
+
+def method(owner: Folded, attr: str, args: Args) -> Value | None:
+    """Return what a method of a folded tensor gives; None where that is nothing known."""
+    if attr in _SHAPES and len(args.positional) == 4:
+        return Code(owner.expr, transposed=owner.transposed)
+    if attr in _SHAPES and len(args.positional) == 3 or attr == "contiguous":
+        return owner
+    if attr in _UNCHANGED:
+        positional, keywords = args.code()
+        return replace(owner, expr=ast.Call(attribute(owner.expr, attr), positional, keywords))
+    if attr == "transpose" and sorted(item % 3 for item in _ints(args)) == [1, 2]:
+        return replace(owner, turned=not owner.turned)
+    if attr == "size" and not args.keywords:
+        sizes = shape(owner)
+        match args.positional:
+            case []:
+                return sizes
+            case [Known(value=int() as index)]:
+                return sizes.items[index]
+    return None
+
+
+def shape(owner: Folded) -> Items:
+    """Return the three sizes of a folded tensor."""
+    heads, length = (2, 1) if owner.transposed else (1, 2)
+    batch, heads_size, sequence, dim = (_size(owner, index) for index in (0, heads, length, 3))
+    rest = [dim, sequence] if owner.turned else [sequence, dim]
+    return Items((Code(ast.BinOp(batch, ast.Mult(), heads_size)), *map(Code, rest)))
+
+
+def unfolded(value: Value) -> Code | None:
+    """Return [batch, heads, sequence, dim] of a folded tensor that is not turned."""
+    return Code(value.expr, transposed=value.transposed) if isinstance(value, Folded) and not value.turned else None
+
+
+def turned_back(value: Value) -> Code | None:
+    """Return [batch, heads, sequence, dim] of a folded tensor that is turned, as keys are."""
+    return unfolded(replace(value, turned=False)) if isinstance(value, Folded) and value.turned else None
+
+
+def _size(owner: Folded, index: int) -> ast.expr:
+    return ast.Subscript(attribute(owner.expr, "shape"), constant(index), ast.Load())
+
+
+def _ints(args: Args) -> list[int]:
+    return [item.value for item in args.positional if isinstance(item, Known) and type(item.value) is int]

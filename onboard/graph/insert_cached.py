@@ -1,0 +1,71 @@
+"""Swapping the nodes of one mechanism for a back end's cached operator."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import fx, nn
+
+from onboard.graph.context import TransformContext
+from onboard.graph.descriptor import CachedOpDescriptor, source_nodes
+from onboard.graph.fx import add_placeholder, arguments, replace_with
+from onboard.graph.interface import cache_dtype, make_interface
+from onboard.graph.sequence import CachedSequenceInterface
+from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo
+
+
+class InsertCachedConfig(TransformConfig):
+    """Fields of every `insert_cached_*`."""
+
+    backend: str | None = None
+    """The back end of the mechanism; None: that of the run, or the one that there is."""
+
+
+class InsertCached(BaseTransform[InsertCachedConfig]):
+    """From here on the graph takes one flat row of tokens, the sequence metadata and the caches."""
+
+    config_class = InsertCachedConfig
+    descriptor: ClassVar[CachedOpDescriptor]
+    """The mechanism."""
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        """Replace the nodes and register their caches with `context.cache`."""
+        assert isinstance(gm, fx.GraphModule)
+        nodes = source_nodes(gm, self.descriptor)
+        for node in nodes:
+            self.descriptor.check(node)
+        if context.cache is None:
+            context.cache = make_interface(context)
+        for node in nodes:
+            target = self.descriptor.cached_op(self._backend(node, context))
+            _swap(gm, self.descriptor.prepare(gm, node), self.descriptor, target, context)
+        return gm, TransformInfo(skipped=not nodes, num_matches=len(nodes))
+
+    def _backend(self, node: fx.Node, context: TransformContext) -> str:
+        """Return the node's back end; that one takes the place of the run's is a fact."""
+        if self.config.backend is not None:
+            return self.config.backend
+        wanted = context.attn_backend
+        backend = self.descriptor.resolve_backend_for_node(wanted, node)
+        if backend != wanted:
+            fact = f"{self.key} has no back end {wanted}: {backend} is used"
+            context.facts.extend([fact] if fact not in context.facts else [])
+        return backend
+
+
+def _swap(
+    gm: fx.GraphModule, node: fx.Node, descriptor: CachedOpDescriptor, target: Any, context: TransformContext
+) -> None:
+    cache = context.cache
+    assert isinstance(cache, CachedSequenceInterface)
+    metadata = [add_placeholder(gm, name, cache.info.args[name]) for name in descriptor.metadata]
+    caches = []
+    for name, resource in descriptor.resources(node, cache.info.page_size, cache_dtype(context)).items():
+        unique = f"{name}_{sum(each.startswith(name) for each in cache.resources)}"
+        cache.add_cache(unique, resource)
+        caches.append(add_placeholder(gm, unique, resource.allocate(2, context.device)))
+    tensors = list(arguments(node).values())[: descriptor.num_tensors]
+    with gm.graph.inserting_before(node):
+        cached = gm.graph.call_function(target, (*tensors, *metadata, *caches, *descriptor.constants(node)))
+    cached.meta.update(node.meta)
+    replace_with(node, cached)

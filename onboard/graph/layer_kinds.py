@@ -1,0 +1,202 @@
+"""The kinds of a model's layers: which of them differ in their weights alone, so that one export serves them all."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+Signature = tuple[Any, ...]
+
+PATTERNS = 3
+"""Layers of a kind to export: the first has no layer before it, the second and the third must agree."""
+
+_BOOKKEEPING = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A list of layers that run one after another: its dotted name, and the kind of each layer."""
+
+    name: str
+    kinds: tuple[int, ...]
+
+    @property
+    def exported(self) -> tuple[int, ...]:
+        """The layers to export: the first ones of each kind."""
+        return tuple(index for index, kind in enumerate(self.kinds) if self.kinds[:index].count(kind) < PATTERNS)
+
+    def layer(self, index: int) -> str:
+        """Return the dotted name of a layer."""
+        return f"{self.name}.{index}"
+
+
+@dataclass(frozen=True)
+class ExpertList:
+    """A list of experts of one kind whose weights are only ever read as lists: its dotted name and length."""
+
+    name: str
+    experts: int
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """What of a model need not be exported, since it repeats what is."""
+
+    stack: Stack | None
+    experts: tuple[ExpertList, ...] = ()
+    exported_experts: int = 0
+
+    def kept(self) -> dict[str, tuple[int, ...]]:
+        """Return the entries to export of each list that is not exported in full."""
+        layers = {self.stack.name: self.stack.exported} if self.stack else {}
+        return layers | {item.name: tuple(range(self.exported_experts)) for item in self.experts}
+
+
+def find_repeated(model: nn.Module, exported_experts: int) -> Repeated | None:
+    """Return what an export may leave out; None when that is nothing."""
+    experts = tuple(item for item in find_expert_lists(model) if item.experts > exported_experts)
+    stack = find_stack(model)
+    return Repeated(stack, experts, exported_experts) if stack or experts else None
+
+
+def find_stack(model: nn.Module) -> Stack | None:
+    """Return the outermost list of layers that an export may shorten, None when there is no such list."""
+    sources = _Sources(model)
+    for name, child in _lists(model):
+        runs = not _holds_weights_only(child[0])
+        if runs and sources.iterates(name.rpartition(".")[2]) and not _shares_parameters(model, child):
+            signatures: dict[Signature, int] = {}
+            kinds = tuple(signatures.setdefault(signature(layer), len(signatures)) for layer in child)
+            stack = Stack(name, kinds)
+            return stack if len(stack.exported) < len(kinds) else None
+    return None
+
+
+def find_expert_lists(model: nn.Module) -> list[ExpertList]:
+    """Return the lists of equal modules without a forward of their own, as a mixture's experts are."""
+    sources = _Sources(model)
+    found = []
+    for name, child in _lists(model):
+        alike = _holds_weights_only(child[0]) and len({signature(expert) for expert in child}) == 1
+        if alike and sources.reads_as_list(child, name):
+            found.append(ExpertList(name, len(child)))
+    return found
+
+
+@contextmanager
+def shortened(model: nn.Module, kept: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
+    """Leave only the `kept` entries in the named lists, under their own names."""
+    lists = [(model.get_submodule(name), indices) for name, indices in kept.items()]
+    originals = [dict(module._modules) for module, _ in lists]
+    for module, indices in lists:
+        for index in range(len(module._modules)):
+            if index not in indices:
+                del module._modules[str(index)]
+    try:
+        yield
+    finally:
+        for (module, _), original in zip(lists, originals, strict=True):
+            module._modules.clear()
+            module._modules.update(original)
+
+
+def signature(module: nn.Module) -> Signature:
+    """Return what decides how a module computes, but for the values of its parameters and buffers.
+
+    Two modules with equal signatures trace to the same graph: class, plain attributes, shapes and dtypes, children.
+    """
+    attributes = {key: value for key, value in vars(module).items() if key not in _BOOKKEEPING}
+    tensors = {**module._parameters, **module._buffers}
+    return (
+        type(module),
+        tuple((key, _frozen(value)) for key, value in sorted(attributes.items())),
+        tuple((key, None if t is None else (tuple(t.shape), t.dtype)) for key, t in tensors.items()),
+        tuple((key, child if child is None else signature(child)) for key, child in module._modules.items()),
+    )
+
+
+def _frozen(value: Any) -> Any:
+    """Return something hashable that is equal for equal values: an object without an obvious one stands for itself."""
+    if isinstance(value, dict):
+        return tuple(sorted((repr(key), _frozen(item)) for key, item in value.items()))
+    if isinstance(value, list | tuple):
+        return (type(value), tuple(_frozen(item) for item in value))
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+        return (type(value), value)
+    return id(value)
+
+
+def _lists(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
+    for name, child in model.named_modules():
+        if isinstance(child, nn.ModuleList) and len(child) > 2:
+            yield name, child
+
+
+def _holds_weights_only(module: nn.Module) -> bool:
+    return "forward" not in vars(type(module))
+
+
+def _shares_parameters(model: nn.Module, layers: nn.ModuleList) -> bool:
+    """Whether a parameter of one layer is also another's, or the rest of the model's."""
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    return any(uses[id(parameter)] > 1 for parameter in layers.parameters())
+
+
+class _Sources:
+    """The code of a model's classes outside of `__init__`, asked how it reads a list of modules."""
+
+    def __init__(self, model: nn.Module) -> None:
+        classes = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.")}
+        self._trees = {cls: _methods(cls) for cls in classes}
+
+    def iterates(self, attribute: str) -> bool:
+        """Whether all that the code does with `.<attribute>` is `for item in self.<attribute>`, and it does that."""
+        uses = [use for tree in self._trees.values() for use in _attribute_uses(tree, attribute)]
+        return bool(uses) and all(use == "loop" for use in uses)
+
+    def reads_as_list(self, members: nn.ModuleList, name: str) -> bool:
+        """Whether the code calls a list and goes over its members, and asks it for nothing else."""
+        uses = {use for tree in self._trees.values() for use in _attribute_uses(tree, name.rpartition(".")[2])}
+        inside = _self_uses(self._trees[type(members)]) if type(members) in self._trees else set()
+        return uses <= {"loop", "call"} and inside <= {"loop"}
+
+
+def _methods(cls: type) -> list[ast.AST]:
+    """Return the parsed methods that a class defines, without `__init__`; nothing can be said without its source."""
+    try:
+        parsed = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    except OSError:
+        return [ast.parse("unknown[0]")]
+    assert isinstance(parsed, ast.ClassDef)
+    return [item for item in parsed.body if getattr(item, "name", "") != "__init__"]
+
+
+def _attribute_uses(methods: list[ast.AST], attribute: str) -> list[str]:
+    nodes = [node for method in methods for node in ast.walk(method)]
+    roles = _roles(nodes)
+    return [
+        roles.get(id(node), "other") for node in nodes if isinstance(node, ast.Attribute) and node.attr == attribute
+    ]
+
+
+def _self_uses(methods: list[ast.AST]) -> set[str]:
+    """Return how methods use `self` where they do not ask for an attribute of it."""
+    nodes = [node for method in methods for node in ast.walk(method)]
+    roles = _roles(nodes)
+    owners = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    names = [node for node in nodes if isinstance(node, ast.Name) and node.id == "self" and id(node) not in owners]
+    return {roles.get(id(node), "other") for node in names}
+
+
+def _roles(nodes: list[ast.AST]) -> dict[int, str]:
+    loops = {id(node.iter): "loop" for node in nodes if isinstance(node, ast.For | ast.comprehension)}
+    return loops | {id(node.func): "call" for node in nodes if isinstance(node, ast.Call)}

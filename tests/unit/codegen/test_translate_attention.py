@@ -1,0 +1,136 @@
+"""Attention written out by bmm or baddbmm, with ALiBi or without, and what stands around it in such code."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import onboard.ops  # noqa: F401
+from onboard.analysis.biases import deviation
+from onboard.codegen.translate.calls import Args
+from onboard.codegen.translate.classes import Translator
+from onboard.codegen.translate.printer import print_block
+from onboard.codegen.translate.values import Code, Config, Mask, Untranslatable, Value, name
+from onboard.testing.calls import alibi_slopes
+
+HEAD = "import math\nimport torch\nfrom torch import nn\n\n\n"
+PROJECTIONS = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.heads = config.heads
+        self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
+        self.scaled = config.scaled
+
+"""
+BMM = (
+    HEAD
+    + PROJECTIONS
+    + """
+    def forward(self, x, mask):
+        b, s, d = x.shape
+        q, k, v = self.qkv(x).chunk(3, -1)
+        q = q.view(b, s, self.heads, -1).transpose(1, 2).reshape(b * self.heads, -1, d // self.heads)
+        k = k.view(b, s, self.heads, -1).transpose(1, 2).reshape(b * self.heads, -1, d // self.heads)
+        v = v.view(b, s, self.heads, -1).transpose(1, 2).reshape(b * self.heads, -1, d // self.heads)
+        scores = torch.bmm(q, k.transpose(1, 2)) + mask
+        out = torch.bmm(nn.functional.softmax(scores, dim=-1), v)
+        return out.view(b, self.heads, s, d // self.heads).transpose(1, 2).reshape(b, s, d)
+"""
+)
+ALIBI = (
+    HEAD
+    + PROJECTIONS.replace("self.scaled = config.scaled", "self.keys = config.keys")
+    + """
+    def forward(self, x, mask):
+        b, s, d = x.shape
+        q, k, v = self.qkv(x).chunk(3, -1)
+        q = q.view(b, s, self.heads, -1).transpose(1, 2).reshape(b * self.heads, s, -1)
+        k = k.view(b, s, self.heads, -1).transpose(1, 2).reshape(b * self.heads, s, -1)
+        v = v.view(b, s, self.heads, -1).transpose(1, 2)
+        slopes = torch.pow(0.5, torch.ones(self.heads).cumsum(0)).view(1, self.heads, 1, 1)
+        bias = (torch.arange(1 - self.keys, 1).view(1, 1, 1, self.keys) * slopes).squeeze(0)
+        first = max(0, bias.size(2) - s)
+        bias = bias[:, :, first:].repeat(b, 1, 1)
+        scores = bias.baddbmm(batch1=q, batch2=k.transpose(-1, -2), beta=1.0, alpha=0.25)
+        weights = nn.functional.softmax(scores.view(b, self.heads, s, -1) + mask, dim=-1)
+        return torch.matmul(weights, v).transpose(1, 2).reshape(b, s, d)
+"""
+)
+
+
+def translated(text: str, folder: Path, *, alibi: bool = False, **config: Any) -> tuple[str, torch.nn.Module]:
+    """Return what is left of the forward of class `Toy`, and a Toy."""
+    path = folder / f"toy_attention_{abs(hash((text, str(folder))))}.py"
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    values = SimpleNamespace(attribute_map={}, heads=4, hidden=32, keys=50, scaled=False, **config)
+    model = module.Toy(values)
+    model.config = values
+    translator = Translator(model, {}, {}, alibi=alibi)
+    translator.__dict__["counts_positions"] = True
+    (state,) = translator.reached(
+        translator.construct(module.Toy, Args([Config(name("config"), translator.config)], {}, []))
+    )
+    given: dict[str, Value] = {"x": Code(name("x")), "mask": Mask()}
+    return print_block(translator._method(state, "forward", Args([], given, [])).body), model
+
+
+def run(body: str, model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Run translated code."""
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    names: dict[str, Any] = {"torch": torch}
+    exec(f"def forward(self, x):\n{lines}", names)
+    return names["forward"](model, x)
+
+
+def causal(length: int) -> torch.Tensor:
+    return torch.full((length, length), -torch.inf).triu(1)
+
+
+@pytest.mark.parametrize(("text", "alibi"), [(BMM, False), (ALIBI, True)])
+@torch.no_grad()
+def test_attention_by_bmm_is_the_canonical_op_with_heads_apart(text: str, alibi: bool, tmp_path: Path) -> None:
+    body, model = translated(text, tmp_path, alibi=alibi)
+    assert "torch_attention" in body
+    assert "flatten(0, 1)" not in body
+    assert "unsqueeze(0)" not in body
+    assert ("alibi_slopes=bias" in body) is alibi
+    x = torch.randn(2, 7, 32)
+    torch.testing.assert_close(run(body, model, x), model(x, causal(7)))
+
+
+def test_a_rounded_bias_is_no_alibi(tmp_path: Path) -> None:
+    with pytest.raises(Untranslatable, match="rounded to half precision"):
+        translated(ALIBI.replace("* slopes)", "* slopes.bfloat16())"), tmp_path, alibi=True)
+
+
+def test_a_bias_that_more_than_attention_reads_is_refused(tmp_path: Path) -> None:
+    read = ALIBI.replace("        scores =", "        v = v + bias\n        scores =")
+    with pytest.raises(Untranslatable, match="more than attention reads"):
+        translated(read, tmp_path, alibi=True)
+
+
+def test_a_linear_bias_is_recognised_and_its_slopes_are_read_back() -> None:
+    slopes, keys = torch.tensor([0.5, 0.3, 0.7]), torch.arange(9.0)
+    bias = (slopes[:, None, None] * keys).repeat(2, 1, 1)
+    error = deviation(bias)
+    assert error is not None
+    assert error < 1e-6
+    torch.testing.assert_close(alibi_slopes(bias), slopes)
+    bent = deviation(slopes[:, None, None] * keys.square())
+    assert bent is not None
+    assert bent > 0.1
+    assert deviation(keys.expand(3, 1, 9)) is None
+    assert deviation(torch.ones(3, 2, 9)) is None

@@ -1,0 +1,46 @@
+"""Swap every short causal convolution for one that keeps each sequence's last inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from onboard.graph.cache import CacheResource, StateResource
+from onboard.graph.descriptor import CachedOpDescriptor, refuse_unless, tensor_argument
+from onboard.graph.fx import arguments
+from onboard.graph.insert_cached import InsertCached
+from onboard.graph.sequence import STATE_METADATA_NAMES
+from onboard.graph.transform import register_transform
+
+
+class CausalConvDescriptor(CachedOpDescriptor):
+    """A short convolution along the sequence."""
+
+    source = torch.ops.onboard.torch_causal_conv1d
+    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_causal_conv1d"}
+    num_tensors = 3
+    metadata = STATE_METADATA_NAMES
+
+    def check(self, node: fx.Node) -> None:
+        """Refuse convolutions that skip tokens or pad with anything else than zeros."""
+        refuse_unless(node, stride=1, padding_mode="zeros")
+
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+        """Return one cache: the inputs that the next output still sees, in their own dtype."""
+        channels = tensor_argument(node, 0).meta["val"]
+        return {"conv_cache": StateResource((arguments(node)["padding"], int(channels.shape[-1])), channels.dtype)}
+
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return dilation, groups and activation."""
+        found = arguments(node)
+        return tuple(found[name] for name in ("dilation", "groups", "activation"))
+
+
+@register_transform("insert_cached_causal_conv")
+class InsertCachedCausalConv(InsertCached):
+    """The last inputs of each sequence in a slot of the cache."""
+
+    descriptor = CausalConvDescriptor()

@@ -1,0 +1,45 @@
+"""Swap every multi-head latent attention for one over a paged cache of latents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from onboard.graph.cache import CacheResource, KVPagedResource
+from onboard.graph.descriptor import CachedOpDescriptor, refuse_unless, tensor_argument
+from onboard.graph.fx import arguments
+from onboard.graph.insert_cached import InsertCached
+from onboard.graph.sequence import METADATA_NAMES
+from onboard.graph.transform import register_transform
+
+
+class MLADescriptor(CachedOpDescriptor):
+    """Latent attention: one normalised latent and one rotated key a token, the same for all heads."""
+
+    source = torch.ops.onboard.torch_mla
+    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_mla"}
+    num_tensors = 5
+    metadata = METADATA_NAMES
+
+    def check(self, node: fx.Node) -> None:
+        """Refuse attention to later tokens."""
+        refuse_unless(node, is_causal=True)
+
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+        """Return one cache: the latent and the rotated key of a token side by side."""
+        latent, rotated = (tensor_argument(node, index).meta["val"] for index in (2, 3))
+        return {"mla_cache": KVPagedResource(1, latent.shape[-1] + rotated.shape[-1], dtype or latent.dtype, page_size)}
+
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return the scale."""
+        return (arguments(node)["scale"],)
+
+
+@register_transform("insert_cached_mla_attention")
+class InsertCachedMLAAttention(InsertCached):
+    """Latents of each token in pages of the cache."""
+
+    descriptor = MLADescriptor()
