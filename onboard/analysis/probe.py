@@ -131,7 +131,7 @@ def _fit_mlp(module: nn.Module, names: list[str], act: Any, activation: str, x: 
                 kind, out = "gated, fused", last(act(gate) * up)
             else:
                 out = last(act(hidden))
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
         return None
     if not isinstance(expected, torch.Tensor) or out.shape != expected.shape:
         return None

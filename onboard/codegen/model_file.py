@@ -10,9 +10,11 @@ from typing import Any
 from torch import nn
 
 import onboard
+from onboard.analysis.repository import PACKAGE
 from onboard.analysis.source import find_method, module_source
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny import build_tiny, load_config, one_line
+from onboard.codegen.config_class import plain_config_class
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
 from onboard.codegen.render import render
@@ -55,8 +57,10 @@ def generate_model_file(spec: ModelSpec) -> str:
     except Exception as error:
         reason = error if isinstance(error, Untranslatable) else one_line(error)
         raise OnboardError(f"cannot translate {spec.architecture}: {reason}", hint=_MODELING_ERRORS) from error
+    plain = plain_config_class(type(model.config)) if spec.repository else None
     text = render(
         "model/model.py.j2",
+        plain_config=plain,
         architecture=spec.architecture,
         summary="prefill forward for export, in canonical ops",
         tool_version=onboard.__version__,
@@ -182,7 +186,10 @@ def _imports(names: set[str], translator: Translator, spec: ModelSpec, blocks: l
     lines = {"import torch", "from torch import nn", "import onboard.ops  # noqa: F401  (registers the canonical ops)"}
     slopes = "AlibiSlopes, " if any("AlibiSlopes" in block for block in blocks) else ""
     lines.add(f"from onboard.modeling import {slopes}CausalLMOutput, register_causal_lm")
-    lines.add(f"from transformers import {spec.config_class}")
+    if spec.repository:
+        lines |= {"from onboard.modeling import register_config", "from onboard.plain_config import PlainConfig"}
+    else:
+        lines.add(f"from transformers import {spec.config_class}")
     if any("ROPE_INIT_FUNCTIONS" in block for block in blocks):
         lines.add("from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS")
     for name in sorted(names & translator.globals.keys() - own - _FIXED_IMPORTS.keys()):
@@ -200,6 +207,8 @@ def _import_line(name: str, obj: Any, source: Any) -> str:
                     package = source.module.__name__.split(".")[: -node.level] if node.level else []
                     module = ".".join([*package, *([node.module] if node.module else [])])
                     import_module(module)
+                    if module.split(".")[0] == PACKAGE:
+                        raise Untranslatable(f"{name}, which {module} has")
                     return f"from {module} import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
         if isinstance(node, ast.Import):
             for alias in node.names:

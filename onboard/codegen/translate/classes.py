@@ -42,6 +42,8 @@ from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
     CHANNELS,
     NONE,
+    POSITIONS,
+    ROWS,
     Code,
     Config,
     Env,
@@ -252,6 +254,8 @@ class Translator:
             case [Code(transposed=True) as only] if all("canonical" in made.arguments for made in module.made):
                 return Code(ast.Call(module.expr, [only.expr], []), transposed=True)  # a norm of the last dimension
         called = plain_call(module.expr, args)
+        if all(issubclass(cls, nn.Embedding) for cls in module.classes):
+            return _looked_up(called, args)
         return replace(called, form=CHANNELS) if set(module.classes) == {nn.Conv1d} else called
 
     def _keeps_order(self, module: Instance, args: Args) -> bool:
@@ -301,7 +305,8 @@ class Translator:
         """Return `super().attr(...)`; the bases that the generated class does not have are written into it."""
         assert frame.cls is not None
         if attr != "__init__":
-            return plain_call(attribute(call(name("super")), attr), args)
+            called = plain_call(attribute(call(name("super")), attr), args)
+            return _looked_up(called, args) if issubclass(frame.cls.cls, nn.Embedding) else called
         mro = frame.cls.cls.__mro__
         rest = mro[mro.index(frame.owner) + 1 :] if frame.owner in mro else mro
         base = next(cls for cls in rest if "__init__" in vars(cls))
@@ -471,6 +476,14 @@ class Translator:
             self.facts[key] = joined
             if translated:
                 raise Restart
+
+
+def _looked_up(called: Code, args: Args) -> Code:
+    """Return what an embedding gives, known as rows of a table of positions where it is that."""
+    match args.positional:
+        case [Code(form=str() as form)] if form == POSITIONS:
+            return replace(called, form=ROWS)
+    return called
 
 
 def _sets_attributes(node: ast.FunctionDef) -> bool:

@@ -37,7 +37,7 @@ def fold(owner: Code, attr: str, args: Args) -> Code | None:
                 return Folded(owner.expr, transposed=True)
             sizes = [batch, heads, residual(length), residual(dim)]
             return Folded(call(attribute(owner.expr, attr), *sizes))
-        case [_, _, length, _] if owner.transposed and not _is_computed(length):
+        case [_, _, Code(static=False, expr=length), _] if owner.transposed and not isinstance(length, ast.BinOp):
             return owner  # [batch, heads, sequence, dim], as it is
     return None
 
@@ -87,7 +87,3 @@ def _size(owner: Folded, index: int) -> ast.expr:
 
 def _ints(args: Args) -> list[int]:
     return [item.value for item in args.positional if isinstance(item, Known) and type(item.value) is int]
-
-
-def _is_computed(value: Value) -> bool:
-    return isinstance(value, Code) and isinstance(value.expr, ast.BinOp)

@@ -34,7 +34,7 @@ def _prune_class(state: ClassState, translator: Translator, done: set[str]) -> N
     read = attributes_read(state)
     state.weights_only = [attr for attr in state.attributes if attr not in read and _has_weights(state, attr)]
     live = frozenset(f"self.{attr}" for attr in (*read, *state.weights_only))
-    body = cleanup.clean(deepcopy(state.init.body), live)
+    body = cleanup.clean(_guarded(deepcopy(state.init.body), state.guards), live)
     by_name = {other.cls.__name__: other for other in translator.states.values()}
     for called in _constructions(body, by_name):
         assert isinstance(called.func, ast.Name)
@@ -53,6 +53,26 @@ def _prune_class(state: ClassState, translator: Translator, done: set[str]) -> N
         state.init.parameters = [key for key in names if key not in ("device", "dtype")]
         return
     state.init.parameters = ["config"] if own is not None and own.own_init else [key for key in names if key in free]
+
+
+def _guarded(body: list[ast.stmt], guards: Iterable[ast.expr]) -> list[ast.stmt]:
+    """Return statements with the side alone that guards leave of a condition."""
+    held = {_plain_test(guard) for guard in guards}
+    out: list[ast.stmt] = []
+    for statement in body:
+        match statement:
+            case ast.If(test=test, body=side) if _plain_test(test) in held:
+                out += _guarded(side, guards)
+            case ast.If(test=test, orelse=side) if _plain_test(cleanup.negated(test)) in held:
+                out += _guarded(side, guards)
+            case _:
+                out.append(statement)
+    return out
+
+
+def _plain_test(test: ast.expr) -> str:
+    """Return a condition's text, the same for the config and for an attribute that holds it."""
+    return ast.unparse(ReplaceAttribute("config", ast.Name("config", ast.Load())).visit(deepcopy(test)))
 
 
 def _has_weights(state: ClassState, attr: str) -> bool:

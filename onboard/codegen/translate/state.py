@@ -8,10 +8,13 @@ from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate import narrow, objects
 from onboard.codegen.translate.values import (
     NONE,
+    TRIANGLE,
     Code,
     Config,
     Global,
@@ -30,6 +33,11 @@ from onboard.codegen.translate.values import (
 if TYPE_CHECKING:
     from onboard.codegen.translate.classes import Translator
     from onboard.codegen.translate.frame import Frame
+
+
+def _is_triangular(buffer: torch.Tensor) -> bool:
+    rows, columns = buffer.shape[-2:] if buffer.dim() > 1 else (0, 1)
+    return rows == columns and bool((buffer == torch.ones_like(buffer).tril()).all())
 
 
 @dataclass
@@ -57,7 +65,8 @@ class Routine:
         if keys:
             wanted = {*self.parameters, *keys}
             self.parameters = [key for key in dict.fromkeys((*order, *self.parameters)) if key in wanted]
-        self.optional = {key for key in self.parameters if key in facts and may_be_none(facts[key])}
+        counted = {"position_ids"}  # a call that has none passes those of the caller
+        self.optional = {key for key in self.parameters if key in facts and may_be_none(facts[key])} - counted
 
     def omitting(self, given: Container[str]) -> list[str]:
         """Return the parameters that a call passes: not the last ones that it has nothing for and that may be None."""
@@ -114,10 +123,17 @@ class ClassState:
             case Config():
                 return Config(path)
             case Code(static=static, optional=optional):
-                return Code(path, static, optional=optional)
+                form = TRIANGLE if frame.kind == "forward" and self._is_triangle(attr) else None
+                return Code(path, static, optional=optional, form=form)
             case Global():
                 return value
         return objects.module_fact(attr) or self._class_attribute(attr, path)
+
+    def _is_triangle(self, attr: str) -> bool:
+        """Whether a buffer is a causal mask of zeros and ones in all modules of this class."""
+        modules = [module for module in self.translator.model.modules() if type(module) is self.cls]
+        buffers = [module._buffers.get(attr) for module in modules]
+        return bool(buffers) and all(buffer is not None and _is_triangular(buffer) for buffer in buffers)
 
     def _class_attribute(self, attr: str, path: ast.expr) -> Value:
         value = inspect.getattr_static(self.cls, attr, None)

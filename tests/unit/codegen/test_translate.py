@@ -2,63 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from onboard.codegen.translate.calls import Args
-from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.printer import print_block
-from onboard.codegen.translate.prune import prune
 from onboard.codegen.translate.state import ClassState
-from onboard.codegen.translate.values import Code, Config, Known, Mask, Untranslatable, Value, name
-
-HEAD = """
-import math
-import torch
-from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
-
-
-"""
-_COUNT = itertools.count()
+from onboard.codegen.translate.values import Code, Known, Mask, Untranslatable, name
 
 Translate = Callable[..., tuple[ClassState, str, str]]
-
-
-@pytest.fixture
-def translate(tmp_path: Path) -> Translate:
-    """Return a function that translates class `Toy` of a text: its state, what is left of __init__ and of forward."""
-
-    def run(text: str, config: dict[str, Any] | None = None, **given: Value) -> tuple[ClassState, str, str]:
-        module_name = f"toy_module_{next(_COUNT)}"
-        path = tmp_path / f"{module_name}.py"
-        path.write_text(HEAD + text, encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(module_name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module
-        spec.loader.exec_module(module)
-        values = SimpleNamespace(attribute_map={}, **(config or {}))
-        model = module.Toy(values)
-        model.config = values
-        translator = Translator(model, {}, {})
-        (state,) = translator.reached(translator.construct(module.Toy, Args([Config(name("config"))], {}, [])))
-        arguments = {"x": Code(name("x")), **given}
-        routine = translator._method(state, "forward", Args([], arguments, []))
-        prune(translator)
-        assert state.init is not None
-        return state, print_block(state.init.body), print_block(routine.body)
-
-    return run
 
 
 def test_what_is_known_is_decided_and_what_is_dead_goes(translate: Translate) -> None:

@@ -30,9 +30,13 @@ def _next_token(tokens: list[int]) -> int:
 
 
 class _Cache:
-    """What a paged cache would hold: (page, offset) -> token. A step must find all earlier tokens of a sequence."""
+    """What a paged cache would hold: (page, offset) -> token. A step must find all earlier tokens of a sequence.
+
+    A recurrent state holds a sequence's tokens in its slot; it is empty where a sequence begins.
+    """
 
     def __init__(self) -> None:
+        self.states: dict[int, list[int]] = {}
         self.slots: dict[tuple[int, int], int] = {}
 
     def run(self, scheduler: Scheduler, step: Step) -> None:
@@ -44,6 +48,10 @@ class _Cache:
                 self.slots[pages[position // PAGE], position % PAGE] = next(tokens)
             found = [self.slots[pages[i // PAGE], i % PAGE] for i in range(start + length)]
             assert found == chunk.sequence.tokens[: start + length]
+            slot = chunk.sequence.slot
+            assert 1 <= slot <= scheduler.max_batch_size
+            self.states[slot] = (self.states[slot] if start else []) + found[start:]
+            assert self.states[slot] == found
             assert 0 not in pages[: -(-(start + length) // PAGE)]
         assert next(tokens, None) is None
         for chunk in step.chunks:
@@ -103,6 +111,7 @@ def test_random_loads_finish_with_every_token_in_place(pages: int, rope: LengthD
         steps = _run(scheduler, requests)
         _assert_right(requests)
         assert scheduler.allocator.num_free == pages - 1
+        assert scheduler.slots.num_free == scheduler.max_batch_size
         if rope is not None:
             assert any(table for _, _, table in steps)
 

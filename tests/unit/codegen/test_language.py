@@ -1,0 +1,281 @@
+"""Constructs of modeling code, each in a small module: what the translator makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from onboard.codegen.translate.state import ClassState
+from onboard.codegen.translate.values import PaddingMask, Untranslatable
+
+Translate = Callable[..., tuple[ClassState, str, str]]
+PARTS = """
+class First(nn.Module):
+    def __init__(self, config, index):
+        super().__init__()
+        self.proj = nn.Linear(config.size, config.size)
+
+    def forward(self, x, other=None):
+        return self.proj(x)
+
+
+class Second(nn.Module):
+    def __init__(self, config, index):
+        super().__init__()
+        self.proj = nn.Linear(config.size, config.size, bias=index > 0)
+
+    def forward(self, x, other=None):
+        return x if other is None else self.proj(x) + other
+
+
+"""
+
+
+def test_a_table_of_classes_becomes_a_choice(translate: Translate) -> None:
+    state, init, _ = translate(
+        PARTS
+        + """
+KINDS = {"first": First, "second": Second}
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        layers = []
+        for i in range(config.layers):
+            kind = KINDS[config.kinds[i]]
+            layers.append(kind(config, index=i))
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+""",
+        {"size": 4, "layers": 2, "kinds": ["first", "second"]},
+    )
+    assert init == (
+        "super().__init__()\n"
+        "self.layers = nn.ModuleList([First(config=config) if config.kinds[i] == 'first' "
+        "else Second(config=config, index=i) for i in range(config.layers)])"
+    )
+    assert {cls.__name__ for cls in state.translator.states} == {"Toy", "First", "Second"}
+
+
+def test_a_loop_that_appends_modules_stays_a_loop(translate: Translate) -> None:
+    _, init, forward = translate(
+        PARTS
+        + """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        layers = []
+        self._tied_weights_keys = None
+        for i, kind in enumerate(config.kinds):
+            module = First(config, i)
+            if kind == "first":
+                layers.append(module)
+                if self._tied_weights_keys is None:
+                    self._tied_weights_keys = {"a": "b"}
+            else:
+                layers.append(Second(config, i))
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x):
+        first = x
+        for layer in self.layers:
+            x = layer(x, first)
+        return x
+""",
+        {"size": 4, "kinds": ["first", "second"]},
+    )
+    assert init.splitlines()[1:] == [
+        "layers = []",
+        "for i, kind in enumerate(config.kinds):",
+        "    if kind == 'first':",
+        "        layers.append(First(config=config))",
+        "    else:",
+        "        layers.append(Second(config=config, index=i))",
+        "self.layers = nn.ModuleList(layers)",
+    ]
+    assert "x = layer(x, first)" in forward
+
+
+def test_modules_handed_to_a_constructor_keep_their_class(translate: Translate) -> None:
+    state, init, forward = translate(
+        PARTS
+        + """
+class Pair(nn.Module):
+    def __init__(self, first, second):
+        super().__init__()
+        self.first = first
+        self.second = second
+
+    def forward(self, x):
+        return self.second(self.first(x), other=x)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.pair = Pair(First(config, 0), Second(config, 1))
+
+    def forward(self, x):
+        return self.pair(x)
+""",
+        {"size": 4},
+    )
+    assert init.splitlines()[1] == "self.pair = Pair(first=First(config=config), second=Second(config=config))"
+    (pair,) = [item for cls, item in state.translator.states.items() if cls.__name__ == "Pair"]
+    assert pair.methods["forward"].parameters == ["x"]
+    assert forward == "return self.pair(x)"
+
+
+def test_a_config_that_code_changes_is_copied(translate: Translate) -> None:
+    _, init, forward = translate(
+        "import copy\n"
+        + PARTS
+        + """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for size in config.sizes:
+            own = copy.deepcopy(config)
+            own.size = size
+            self.layers.append(First(own, 0))
+
+    def forward(self, x):
+        parts = {layer.proj.bias.shape[0]: layer(x) for layer in self.layers}
+        return parts
+""",
+        {"size": 4, "sizes": [2, 4]},
+    )
+    assert init.splitlines()[2:] == [
+        "for size in config.sizes:",
+        "    own = copy.deepcopy(config)",
+        "    own.size = size",
+        "    self.layers.append(First(config=own))",
+    ]
+    assert forward == "return {layer.proj.bias.shape[0]: layer(x) for layer in self.layers}"
+
+
+def test_a_dict_of_masks_is_as_good_as_a_mask(translate: Translate) -> None:
+    _, _, forward = translate(
+        """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.kinds = config.kinds
+
+    def forward(self, x, mask=None):
+        makers = {"a": lambda: mask, "b": lambda: mask}
+        masks = {kind: makers[kind]() for kind in set(self.kinds)}
+        if masks.get("a") is not None:
+            x = x + 1
+        return x
+""",
+        {"kinds": ["a", "b"]},
+        mask=PaddingMask(),
+    )
+    assert forward == "return x"
+
+
+def test_a_module_may_be_an_identity_in_some_configs(translate: Translate) -> None:
+    _, init, forward = translate(
+        PARTS
+        + """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.maybe = First(config, 0) if config.more else nn.Identity()
+
+    def forward(self, x):
+        return self.maybe(x)
+""",
+        {"size": 4, "more": True},
+    )
+    assert init.endswith("self.maybe = First(config=config) if config.more else nn.Identity()")
+    assert forward == "return self.maybe(x)"
+
+
+def test_modules_that_nothing_runs_keep_their_weights(translate: Translate) -> None:
+    state, init, _ = translate(
+        PARTS
+        + """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.used = First(config, 0)
+        self.unused = Second(config, 1)
+
+    def forward(self, x):
+        return self.used(x)
+""",
+        {"size": 4},
+    )
+    assert init.endswith("self.unused = Second(config=config)")
+    assert state.weights_only == ["unused"]
+
+
+def test_a_method_of_a_submodule_is_called_there(translate: Translate) -> None:
+    _, _, forward = translate(
+        """
+class Part(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.proj = nn.Linear(4, 4)
+
+    def twice(self, x):
+        return self.proj(self.proj(x))
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.part = Part(config)
+
+    def twice(self, x):
+        return x * 2
+
+    def forward(self, x):
+        return self.part.twice(x)
+"""
+    )
+    assert forward == "return self.part.twice(x)"
+
+
+def test_what_may_be_none_is_asked_for(translate: Translate) -> None:
+    _, _, forward = translate(
+        """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
+
+    def forward(self, x):
+        before = None
+        for layer in self.layers:
+            y = layer(x)
+            if before is not None:
+                y = y + before
+            before = y
+        return before
+"""
+    )
+    assert "if before is not None:" in forward
+
+
+def test_an_item_of_none_is_refused(translate: Translate) -> None:
+    with pytest.raises(Untranslatable, match="an item of None"):
+        translate(
+            """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, x, past=None):
+        return past[0] + x
+"""
+        )

@@ -1,0 +1,154 @@
+"""Each `insert_cached_*` of a mixer: the cached graph gives in chunks what the exported one gives at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import onboard.ops  # noqa: F401
+from onboard.config import RuntimeConfig
+from onboard.errors import NoCachedFormError, OnboardError
+from onboard.graph.context import HistoryEntry, TransformContext
+from onboard.graph.export import export_to_graph
+from onboard.graph.factory import ModelFactory
+from onboard.graph.invariants import check_stage
+from onboard.graph.transform import Stages, get_transform
+
+ops: Any = torch.ops.onboard
+TOKENS = 14
+
+
+class _Mixer(nn.Module):
+    """One op whose tensors are looked up by token."""
+
+    def __init__(self, shapes: list[tuple[int, ...]], weights: list[Tensor], call: Any) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(11, int(np.prod(shape))) for shape in shapes)
+        self.weights = nn.ParameterList(weights)
+        self.shapes, self.call = shapes, call
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        looked_up = [
+            table(input_ids).view(*input_ids.shape, *shape)
+            for table, shape in zip(self.tables, self.shapes, strict=True)
+        ]
+        return self.call(*looked_up, *self.weights)
+
+
+def _conv(**options: Any) -> _Mixer:
+    def call(x: Tensor, weight: Tensor) -> Tensor:
+        return ops.torch_causal_conv1d(x, weight, None, 1, 6, 2, 6, activation="silu", **options)
+
+    return _Mixer([(6,)], [torch.randn(6, 1, 4)], call)
+
+
+def _ssm() -> _Mixer:
+    def call(x: Tensor, B: Tensor, C: Tensor, dt: Tensor, A: Tensor, D: Tensor) -> Tensor:
+        return ops.torch_ssm(x, -A.exp(), B, C, D, dt, D, [0.0, 2.0], 4)
+
+    return _Mixer([(4, 5), (2, 3), (2, 3), (4,)], [torch.randn(4), torch.randn(4)], call)
+
+
+def _scan() -> _Mixer:
+    def call(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, A: Tensor, D: Tensor) -> Tensor:
+        return ops.torch_selective_scan(x, dt, -A.exp(), B, C, D, z=x, dt_bias=D)
+
+    return _Mixer([(5,), (5,), (3,), (3,)], [torch.randn(5, 3), torch.randn(5)], call)
+
+
+def _delta_rule() -> _Mixer:
+    def call(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+        return ops.torch_gated_delta_rule(q, k, v, -g.abs(), beta.sigmoid(), None, True)
+
+    return _Mixer([(2, 5), (2, 5), (4, 3), (4,), (4,)], [], call)
+
+
+def _mla(**options: Any) -> _Mixer:
+    def call(q_nope: Tensor, q_pe: Tensor, latent: Tensor, kpe: Tensor, weight: Tensor) -> Tensor:
+        return ops.torch_mla(q_nope, q_pe, latent, kpe, weight, scale=0.3, **options)
+
+    return _Mixer([(3, 6), (3, 4), (5,), (1, 4)], [torch.randn(3 * (6 + 7), 5)], call)
+
+
+MIXERS = {
+    "insert_cached_causal_conv": (_conv, {"conv_cache_0": (6, 6)}),
+    "insert_cached_ssm_attention": (_ssm, {"ssm_cache_0": (4, 5, 3)}),
+    "insert_cached_selective_scan": (_scan, {"scan_cache_0": (5, 3)}),
+    "insert_cached_gated_delta_rule": (_delta_rule, {"delta_cache_0": (4, 5, 3)}),
+    "insert_cached_mla_attention": (_mla, {"mla_cache_0": (1, 4, 9)}),
+}
+
+
+def _context(**fields: Any) -> TransformContext:
+    settings = {"max_seq_len": 32, "max_batch_size": 3, "max_num_tokens": 32, **fields}
+    runtime = RuntimeConfig(**settings, kv_cache_config={"tokens_per_block": 4})
+    factory = ModelFactory(Path("unused"), root=None, dtype=torch.float32, model_kwargs={})
+    return TransformContext(factory, runtime, torch.device("cpu"), torch.float32)
+
+
+def _exported(model: nn.Module, context: TransformContext) -> torch.fx.GraphModule:
+    model.eval().requires_grad_(False)
+    return export_to_graph(model, context.factory.example_inputs(), context.factory.dynamic_shapes(), context.device)
+
+
+def _apply(key: str, gm: nn.Module, context: TransformContext, **fields: Any) -> Any:
+    cls = get_transform(key)
+    return cls(cls.config_class(stage="cache_init", **fields)).apply(gm, context)
+
+
+@pytest.mark.parametrize("key", MIXERS)
+def test_the_cached_graph_computes_the_same(key: str) -> None:
+    make, shapes = MIXERS[key]
+    model, context = make(), _context()
+    ids = torch.randint(0, 11, (1, TOKENS))
+    with torch.no_grad():
+        gm = _exported(model, context)
+        expected = model(ids, torch.arange(TOKENS)[None])[0]
+        gm, info = _apply(key, gm, context)
+        for then in ("initialize_cache", "resize_kv_cache"):
+            _apply(then, gm, context)
+        gm.recompile()
+        cache = context.cache
+        pages, rows = np.array([cache.allocator.take(4)]), []
+        for start, end in ((0, 5), (5, 12), (12, 13), (13, 14)):
+            span = np.array([start]), np.array([end - start])
+            cache.info.set_batch(ids[0, start:end].numpy(), *span, pages, slots=np.array([2]))
+            rows.append(cache.call(gm)[0])
+    assert info.num_matches == 1
+    assert {name: tuple(each.shape[1:]) for name, each in cache.caches.items()} == shapes
+    torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("key", "make"), [("insert_cached_mla_attention", lambda: _mla(is_causal=False))])
+def test_what_cannot_be_cached_is_named(key: str, make: Any) -> None:
+    context = _context()
+    with pytest.raises(OnboardError, match=r"torch_mla.*is_causal=False.*cannot be cached"):
+        _apply(key, _exported(make(), context), context)
+
+
+def test_a_back_end_that_a_mechanism_lacks_is_a_fact_once_and_a_wish_for_it_an_error() -> None:
+    context = _context(attn_backend="triton")
+    for _ in range(2):
+        _apply("insert_cached_mla_attention", _exported(_mla(), context), context)
+    assert context.facts == ["insert_cached_mla_attention has no back end triton: torch is used"]
+    with pytest.raises(OnboardError, match="no attention back end 'triton'"):
+        _apply("insert_cached_mla_attention", _exported(_mla(), context), context, backend="triton")
+
+
+def test_a_replay_that_is_asked_for_is_not_ignored_in_silence() -> None:
+    context = _context()
+    _apply("insert_cached_ssm_attention", _exported(_ssm(), context), context, ssm_replay=True)
+    assert any("ssm_replay has no effect" in fact for fact in context.facts)
+
+
+def test_a_mixer_that_was_left_out_is_refused() -> None:
+    context = _context()
+    context.history.append(HistoryEntry("insert_cached_attention", "cache_init", True, True, 0, 0, True, True, 0))
+    gm = _exported(_ssm(), context)
+    with pytest.raises(NoCachedFormError, match="1 calls of torch_ssm have no cached form"):
+        check_stage(Stages.CACHE_INIT, gm, context)

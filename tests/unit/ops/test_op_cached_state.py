@@ -1,0 +1,171 @@
+"""Cached mixers and latent attention, in float64 against the uncached ops on each whole sequence.
+
+The batch changes from step to step: prefill, chunks, mixtures with decode, pure decode with padding rows, and a slot
+that another sequence had before.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from onboard.graph.sequence import SequenceInfo
+from onboard.ops.cached_causal_conv import torch_cached_causal_conv1d
+from onboard.ops.cached_delta_rule import torch_cached_gated_delta_rule
+from onboard.ops.cached_mla import torch_cached_mla
+from onboard.ops.cached_ssm import torch_cached_selective_scan, torch_cached_ssm
+
+ops: Any = torch.ops.onboard
+PAGE = 4
+
+
+@dataclass
+class Mechanism:
+    """A mechanism by its two forms; `inputs` are tensors of [1, tokens, ...]."""
+
+    whole: Callable[..., Tensor]
+    cached: Callable[..., Tensor]
+    """(inputs, metadata by name, cache) -> outputs."""
+    shapes: list[tuple[int, ...]]
+    cache: tuple[int, ...]
+    paged: bool = False
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def _state(info: dict[str, Tensor]) -> list[Tensor]:
+    return [info[name] for name in ("cu_seqlens", "kv_lens", "state_slots", "batch_info_host")]
+
+
+def _conv(groups: int, dilation: int) -> Mechanism:
+    weight, bias = _random(6, 6 // groups, 4), _random(6)
+    padding = 3 * dilation
+    return Mechanism(
+        lambda x: ops.torch_causal_conv1d(x, weight, bias, 1, padding, dilation, groups, "zeros", "silu"),
+        lambda x, info, cache: torch_cached_causal_conv1d(
+            x, weight, bias, *_state(info), cache, dilation, groups, "silu"
+        ),
+        [(6,)],
+        (padding, 6),
+    )
+
+
+def _ssm() -> Mechanism:
+    A, D, bias = -torch.rand(4, dtype=torch.float64), _random(4), _random(4)
+    return Mechanism(
+        lambda x, B, C, dt: ops.torch_ssm(x, A, B, C, D, dt, bias, [0.0, 2.0], 3),
+        lambda x, B, C, dt, info, cache: torch_cached_ssm(x, A, B, C, D, dt, bias, *_state(info), cache, [0.0, 2.0], 3),
+        [(4, 5), (2, 3), (2, 3), (4,)],
+        (4, 5, 3),
+    )
+
+
+def _scan(gated: bool) -> Mechanism:
+    A, D, bias = -torch.rand(5, 3, dtype=torch.float64), _random(5), _random(5)
+    return Mechanism(
+        lambda x, dt, B, C, *z: ops.torch_selective_scan(x, dt, A, B, C, D, *z, dt_bias=bias),
+        lambda x, dt, B, C, *rest: torch_cached_selective_scan(
+            x, dt, A, B, C, D, rest[0] if gated else None, bias, *_state(rest[-2]), rest[-1]
+        ),
+        [(5,), (5,), (3,), (3,), *[(5,)] * gated],
+        (5, 3),
+    )
+
+
+def _delta_rule() -> Mechanism:
+    return Mechanism(
+        lambda q, k, v, g, b: ops.torch_gated_delta_rule(q, k, v, -g.abs(), b.sigmoid(), 0.4, True),
+        lambda q, k, v, g, b, info, cache: torch_cached_gated_delta_rule(
+            q, k, v, -g.abs(), b.sigmoid(), *_state(info), cache, 0.4, True
+        ),
+        [(2, 5), (2, 5), (4, 3), (4,), (4,)],
+        (4, 5, 3),
+    )
+
+
+def _mla(scale: float | None) -> Mechanism:
+    heads, nope, rope, rank, value = 3, 6, 4, 5, 7
+    weight = _random(heads * (nope + value), rank)
+    names = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host")
+    return Mechanism(
+        lambda *x: ops.torch_mla(*x, weight, True, scale),
+        lambda *x: torch_cached_mla(*x[:4], weight, *(x[4][name] for name in names), x[5], scale),
+        [(heads, nope), (heads, rope), (rank,), (1, rope)],
+        (1, PAGE, rank + rope),
+        paged=True,
+    )
+
+
+MECHANISMS = {
+    "conv": lambda: _conv(groups=6, dilation=1),
+    "grouped, dilated conv": lambda: _conv(groups=2, dilation=2),
+    "ssm": _ssm,
+    "selective scan": lambda: _scan(gated=False),
+    "gated selective scan": lambda: _scan(gated=True),
+    "gated delta rule": _delta_rule,
+    "mla": lambda: _mla(None),
+    "scaled mla": lambda: _mla(0.3),
+}
+LENGTHS = (9, 6, 12, 1, 3)
+ARRIVALS = (0, 1, 3, 4, 9)
+
+
+def _plan() -> list[list[tuple[int, int, int]]]:
+    """Steps of (sequence, start, end): each in chunks of up to 5 tokens first, then token by token."""
+    steps: dict[int, list[tuple[int, int, int]]] = {}
+    for index, (length, step) in enumerate(zip(LENGTHS, ARRIVALS, strict=True)):
+        start = 0
+        while start < length:
+            size = random.randint(1, 5) if start < length // 2 else 1
+            end = min(start + size, length)
+            steps.setdefault(step, []).append((index, start, end))
+            start, step = end, step + 1
+    return [steps[step] for step in sorted(steps)]
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_cached_op_continues_each_sequence(name: str) -> None:
+    mechanism, plan = MECHANISMS[name](), _plan()
+    inputs = [[_random(1, length, *shape) for shape in mechanism.shapes] for length in LENGTHS]
+    expected = [mechanism.whole(*each) for each in inputs]
+    info = SequenceInfo(max_batch_size=8, max_seq_len=16, max_num_tokens=64, page_size=PAGE, device=torch.device("cpu"))
+    info.decode_sizes = [1, 4, 8]
+    cache = torch.full((40 if mechanism.paged else 8, *mechanism.cache), 7.0, dtype=torch.float64)
+    slots = [3, 1, 6, 2, 3]  # the last takes the slot of the first, which has ended by then
+    assert not any({0, 4} <= {index for index, _, _ in step} for step in plan)
+    for step in plan:
+        chosen, starts, ends = (np.array(column) for column in zip(*step, strict=True))
+        pages = np.array([[1 + 4 * index + page for page in range(4)] for index in chosen])
+        ids = np.zeros((ends - starts).sum(), dtype=np.int64)
+        info.set_batch(ids, starts, ends - starts, pages, slots=np.array([slots[index] for index in chosen]))
+        rows = [torch.cat([inputs[i][part][:, a:b] for i, a, b in step], 1) for part in range(len(mechanism.shapes))]
+        padding = info.args["input_ids"].shape[1] - rows[0].shape[1]
+        rows = [torch.cat([row, _random(1, padding, *row.shape[2:])], 1) for row in rows]
+        outputs = mechanism.cached(*rows, info.args, cache)
+        offset = 0
+        for index, start, end in step:
+            actual = outputs[:, offset : offset + end - start]
+            torch.testing.assert_close(actual, expected[index][:, start:end], rtol=1e-9, atol=1e-9)
+            offset += end - start
+
+
+def test_a_decode_step_reads_nothing_back_from_the_device() -> None:
+    """On the meta device a value cannot be read (the functions themselves, since an op has a fake kernel there)."""
+    info = SequenceInfo(max_batch_size=4, max_seq_len=16, max_num_tokens=64, page_size=PAGE, device=torch.device("cpu"))
+    info.set_decode_example(4, kv_len=9)
+    on_meta = {name: tensor if name == "batch_info_host" else tensor.to("meta") for name, tensor in info.args.items()}
+    with torch.device("meta"):
+        for make in MECHANISMS.values():
+            mechanism = make()
+            cache = torch.zeros((8, *mechanism.cache), dtype=torch.float64)
+            outputs = mechanism.cached(*(_random(1, 4, *shape) for shape in mechanism.shapes), on_meta, cache)
+            assert outputs.shape[:2] == (1, 4)
