@@ -51,6 +51,13 @@ def register_causal_lm(
         _FIRST_POSITIONS[model_class] = first_position
 
 
+def tie_weights(module: nn.Module, source: nn.Module) -> None:
+    """Have `module` use the parameters of `source`, a module of the same structure, as its own."""
+    for name, parameter in source.named_parameters():
+        path, _, attr = name.rpartition(".")
+        setattr(module.get_submodule(path), attr, parameter)
+
+
 def load_model_file(path: Path) -> None:
     """Execute a generated model file, which registers its class; the same bytes are executed once.
 

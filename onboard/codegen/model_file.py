@@ -20,6 +20,7 @@ from onboard.codegen.translate import experts
 from onboard.codegen.translate.blocks import NORMS, Recognised
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.emit import ClassText, MethodText, emit, rope_default
+from onboard.codegen.translate.ties import FUNCTION
 from onboard.codegen.translate.values import Untranslatable
 from onboard.errors import OnboardError
 
@@ -179,8 +180,9 @@ def _imports(names: set[str], translator: Translator, spec: ModelSpec, blocks: l
     own = {state.cls.__name__ for state in translator.states.values()} | translator.functions.keys()
     own |= translator.own_norms
     lines = {"import torch", "from torch import nn", "import onboard.ops  # noqa: F401  (registers the canonical ops)"}
-    slopes = "AlibiSlopes, " if any("AlibiSlopes" in block for block in blocks) else ""
-    lines.add(f"from onboard.modeling import {slopes}CausalLMOutput, register_causal_lm")
+    own_names = [name for name in ("AlibiSlopes", FUNCTION) if any(name in block for block in blocks)]
+    modeling = sorted(["CausalLMOutput", "register_causal_lm", *own_names])
+    lines.add(f"from onboard.modeling import {', '.join(modeling)}")
     lines.add(f"from transformers import {spec.config_class}")
     if any("ROPE_INIT_FUNCTIONS" in block for block in blocks):
         lines.add("from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS")
