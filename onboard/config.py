@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from onboard.errors import UsageError
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
+Mode = Literal["graph", "hf", "transformers"]
+"""Which road a model takes: its generated file, exported; transformers' module, exported; or that module as it is."""
 
 
 class StrictModel(BaseModel):
@@ -61,6 +63,8 @@ class RuntimeConfig(StrictModel):
 
     model: str = ""
     revision: str | None = None
+    mode: Mode = "graph"
+    """graph: the generated file, exported; hf: transformers' own model, exported; transformers: that model, eager."""
     dtype: DType = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     world_size: int = Field(default=1, ge=1)

@@ -16,14 +16,18 @@ from torch import nn
 from onboard.errors import OnboardError
 
 M = TypeVar("M", bound=type[nn.Module])
+T = TypeVar("T")
 
 FirstPosition = Callable[[Any], int]
 
 _MODELS: dict[str, type[nn.Module]] = {}
 _FIRST_POSITIONS: dict[type[nn.Module], FirstPosition] = {}
-_OF_FILE: dict[str, dict[str, type[nn.Module]]] = {}
+_OF_FILE: dict[str, tuple[dict[str, type[nn.Module]], dict[str, Any]]] = {}
 """What each executed model file registered, by the name of its module."""
 
+
+_CONFIGS: dict[str, Any] = {}
+"""Config classes that model files define themselves, by model type."""
 
 AlibiSlopes = torch.Tensor
 """ALiBi's slopes [heads], where transformers passes the bias that they make."""
@@ -58,6 +62,16 @@ def tie_weights(module: nn.Module, source: nn.Module) -> None:
         setattr(module.get_submodule(path), attr, parameter)
 
 
+def register_config(config_class: Any) -> None:
+    """Register a config class that a model file defines, because that of its repository is code to be trusted."""
+    _CONFIGS[config_class.model_type] = config_class
+
+
+def registered_config(model_type: str) -> Any:
+    """Return the config class that a model file defines for a model type; None when transformers' own is used."""
+    return _CONFIGS.get(model_type)
+
+
 def load_model_file(path: Path) -> None:
     """Execute a generated model file, which registers its class; the same bytes are executed once.
 
@@ -66,20 +80,25 @@ def load_model_file(path: Path) -> None:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     name = f"onboard_generated_{path.stem}_{digest}"
     if name in _OF_FILE:
-        _MODELS.update(_OF_FILE[name])
+        for table, own in zip((_MODELS, _CONFIGS), _OF_FILE[name], strict=True):
+            table.update(own)
         return
     module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module
-    before = dict(_MODELS)
+    before = dict(_MODELS), dict(_CONFIGS)
     try:
         module_spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
-    _OF_FILE[name] = {key: value for key, value in _MODELS.items() if before.get(key) is not value}
+    _OF_FILE[name] = _added(_MODELS, before[0]), _added(_CONFIGS, before[1])
+
+
+def _added(table: dict[str, T], before: dict[str, T]) -> dict[str, T]:
+    return {key: value for key, value in table.items() if before.get(key) is not value}
 
 
 def registered_model(config_class: str) -> type[nn.Module]:

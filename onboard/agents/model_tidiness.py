@@ -14,7 +14,7 @@ _ALLOWED_IMPORTS = re.compile(
     r"""(__future__|math|typing|dataclasses|collections\.abc
     |torch(\..+)?
     |transformers(\.(activations|modeling_rope_utils|models\.\w+\.configuration_\w+))?
-    |onboard\.(modeling|ops))$""",
+    |onboard\.(modeling|ops|plain_config))$""",
     re.VERBOSE,
 )
 _MODEL_FILE = re.compile(r"(^|\.)(modeling_(?!rope_utils)\w+|models)$|^\.")
@@ -47,9 +47,15 @@ def _config_reused(subject: Subject) -> Outcome:
     copies = [
         node
         for name, node in subject.model.classes().items()
+        if not _is_own_config(subject, name)
         if name.endswith("Config") or any("Config" in ast.unparse(base) for base in node.bases)
     ]
     return forbid(subject.model, copies)
+
+
+def _is_own_config(subject: Subject, class_name: str) -> bool:
+    """Whether a class is written anew because the repository's is code to be trusted."""
+    return subject.spec.repository is not None and class_name == subject.spec.config_class
 
 
 def _no_dead_definitions(subject: Subject) -> Outcome:
@@ -60,7 +66,9 @@ def _no_dead_definitions(subject: Subject) -> Outcome:
 
 def _no_dead_attributes(subject: Subject) -> Outcome:
     source = subject.model
-    attributes = [node for node in source.all(ast.Attribute) if dotted(node.value) == "self"]
+    configs = [node for name, node in source.classes().items() if _is_own_config(subject, name)]
+    inside = {id(part) for node in configs for part in ast.walk(node)}
+    attributes = [node for node in source.all(ast.Attribute) if dotted(node.value) == "self" and id(node) not in inside]
     read = {node.attr for node in source.all(ast.Attribute) if isinstance(node.ctx, ast.Load)}
     written = [node for node in attributes if isinstance(node.ctx, ast.Store) and node.attr not in read]
     return forbid(source, written)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from torch import nn
 from onboard.agents.source import Outcome, Source
 from onboard.analysis.spec import Block, ModelSpec
 from onboard.graph.expert_weights import separate_experts
-from onboard.modeling import load_model_file, registered_model
+from onboard.modeling import load_model_file, registered_config, registered_model
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,15 @@ class Subject:
         return _shapes(model.state_dict()), {name for name, _ in model.named_parameters()}
 
     def _build(self, model_class: type[nn.Module]) -> nn.Module:
-        config_class = getattr(importlib.import_module("transformers"), self.spec.config_class)
+        config_class = self._config_class()
         with torch.device("meta"):
             return model_class(config_class(**self.spec.config))
+
+    def _config_class(self) -> Any:
+        if self.spec.repository is not None:
+            load_model_file(self.model_file)
+            return registered_config(self.spec.config["model_type"])
+        return getattr(importlib.import_module("transformers"), self.spec.config_class)
 
 
 def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:

@@ -12,14 +12,15 @@ import transformers
 from torch import nn
 from transformers import PretrainedConfig
 
-from onboard.analysis import mixers, probe
+from onboard.analysis import mixers, probe, repository
 from onboard.analysis.biases import position_bias
 from onboard.analysis.experts import probe_experts
 from onboard.analysis.own_cache import cache_notes
 from onboard.analysis.positions import first_position
 from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
+from onboard.analysis.repository_source import survey_code
 from onboard.analysis.source import location, module_source
-from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
+from onboard.analysis.spec import Block, LayerKind, ModelSpec, RepositoryCode, Trait
 from onboard.analysis.tiny import (
     VOCABULARY,
     build_tiny,
@@ -76,7 +77,19 @@ def analyze(
     except Exception as error:
         raise OnboardError(f"{full.model_type} cannot be analysed: {one_line(error)}") from error
     spec.tricky.extend(notes)
+    spec.repository = _repository(config, config_dir, full)
     return spec
+
+
+def _repository(config: Mapping[str, Any], folder: Path | None, full: PretrainedConfig) -> RepositoryCode | None:
+    """Return what there is to say of the model's own code; None when transformers has its code."""
+    facts = repository.facts_of(full.model_type)
+    if facts is None or folder is None:
+        return None
+    survey = survey_code(folder, config)
+    names = ("num_hidden_layers", "max_position_embeddings")
+    native = {name: value for name in names if isinstance(value := getattr(full, name, None), int)}
+    return RepositoryCode(classes=survey.classes, files=survey.files, facts=facts, native=native)
 
 
 def _spec(
@@ -275,7 +288,8 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     complex_form = ropes == {"torch_rope_with_complex_freqs"}
     longrope = "longrope" in str(parameters) or hasattr(config, "original_max_position_embeddings")
     scale = probe.scale_of(output)
-    style = "complex" if complex_form else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
+    whole = isinstance(output, torch.Tensor)
+    style = "complex" if complex_form or whole else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
     return probe.Finding(
         "rotary",
         {"style": style, "per_layer_type": per_layer_type, "longrope": longrope} | _of_layer_types(config),

@@ -37,7 +37,17 @@ def cache_notes(model: nn.Module) -> list[str]:
             return [f"transformers' cache does not work on the small model: {one_line(error)}"]
         if not rmse_ratio(actual, expected) <= SAME:
             raise OnboardError(f"{type(model).__name__} gives other logits in prefill with its cache than without")
-    return _decode_notes(model, inputs, expected)
+    return [*_first_token_notes(model, inputs), *_decode_notes(model, inputs, expected)]
+
+
+def _first_token_notes(model: nn.Module, inputs: dict[str, torch.Tensor]) -> list[str]:
+    """Look at a prompt of one token, which some code takes for a step of decode."""
+    first = {key: tensor[:, :1] for key, tensor in inputs.items()}
+    try:
+        error = rmse_ratio(model(**first).logits, model(**first, use_cache=False).logits)
+    except Exception as fault:
+        return [f"transformers' model does not take one token alone: {one_line(fault)}"]
+    return [] if error <= SAME else [f"transformers' cache changes a prompt of one token (rmse ratio {error:.1e})"]
 
 
 def _decode_notes(model: nn.Module, inputs: dict[str, torch.Tensor], expected: torch.Tensor) -> list[str]:

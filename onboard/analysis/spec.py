@@ -51,6 +51,19 @@ class LayerKind(_Record):
     """Module path of the first such layer of the tiny model, which has each kind once."""
 
 
+class RepositoryCode(_Record):
+    """A model's own code, and what it took to run it."""
+
+    classes: dict[str, str]
+    """`AutoConfig` -> "configuration_x.XConfig", and `AutoModelForCausalLM`."""
+    files: dict[str, str]
+    """Name -> sha256."""
+    facts: list[str]
+    """Stand-ins for what transformers no longer has."""
+    native: dict[str, Any]
+    """The config's values under their usual names, as far as other phases ask for them."""
+
+
 class ModelSpec(_Record):
     """The analysis of one architecture: a readable YAML artifact that a user may edit and generate from."""
 
@@ -80,6 +93,8 @@ class ModelSpec(_Record):
     weights are in the checkpoint, but they have no output to compare."""
     tricky: list[str] = Field(default_factory=list)
     """What a human should look at."""
+    repository: RepositoryCode | None = None
+    """None: transformers has the model's code."""
 
     def to_yaml(self) -> str:
         """Return the spec as YAML."""

@@ -15,12 +15,14 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
 
+from onboard.analysis import repository
 from onboard.analysis.tiny_config import one_line, tiny_config
 from onboard.analysis.tiny_sizes import ORIGINAL_POSITIONS, VOCABULARY, WINDOW
 from onboard.errors import ConsentRequiredError, OnboardError
 
 __all__ = ["ORIGINAL_POSITIONS", "VOCABULARY", "WINDOW", "one_line", "tiny_config"]  # where others look for them
 _NO_JSON_FLOATS = ("Infinity", "-Infinity", "NaN")
+_NORM = 0.7
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -32,12 +34,13 @@ def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -
         OnboardError: unknown or non-causal architecture, or values that transformers refuses.
     """
     model_type = config.get("model_type")
-    if config.get("auto_map") and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    own_code = repository.is_installed(model_type)
+    if config.get("auto_map") and not own_code and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         _refuse_remote_code(trust_remote_code)
     _check_names(model_type, config.get("architectures"))
-    if model_type not in CONFIG_MAPPING_NAMES:
+    if model_type not in CONFIG_MAPPING_NAMES and not own_code:
         raise OnboardError(f"transformers has no architecture {model_type!r}", hint="Upgrade transformers")
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not own_code:
         raise OnboardError(f"{model_type} is not a causal language model", hint="Choose a decoder model")
     values = {key: _floats(value) for key, value in config.items() if key != "model_type"}
     try:
@@ -97,17 +100,19 @@ def build_small(small: PretrainedConfig, seed: int = 0) -> nn.Module:
     return model.eval().requires_grad_(False)  # type: ignore[no-any-return]
 
 
-def randomize(model: nn.Module, seed: int, center: float = 0.7) -> None:
+def randomize(model: nn.Module, seed: int, center: float = _NORM) -> None:
     """Fill every floating-point tensor of the state dict, norm weights, biases and sinks too, with random values.
 
-    Those of vectors lie around `center`. Recurrent mixers take their decay and their step from vectors through exp and
-    softplus: with 0.7 they forget within a few tokens, with a negative center they remember for long.
+    Those of vectors lie around `center`, those of norms around 0.7. Recurrent mixers take their decay and their step
+    from vectors through exp and softplus: with 0.7 they forget within a few tokens, with a negative center they
+    remember for long. Norms of another size would let rounding errors grow from layer to layer.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for tensor in model.state_dict().values():
+        for name, tensor in model.state_dict().items():
             if tensor.is_floating_point():
-                scale, shift = (tensor.shape[-1] ** -0.5, 0.0) if tensor.dim() > 1 else (0.3, center)
+                around = _NORM if name.endswith(".weight") else center
+                scale, shift = (tensor.shape[-1] ** -0.5, 0.0) if tensor.dim() > 1 else (0.3, around)
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale + shift)
 
 
@@ -162,7 +167,7 @@ def _refuse_remote_code(trust_remote_code: bool) -> None:
         raise ConsentRequiredError(
             "this model runs code from its repository", hint="Read that code, then pass --trust-remote-code"
         )
-    raise OnboardError("models that bring their own code cannot be analysed yet", hint="Use a native architecture")
+    raise OnboardError("the model's own code was not imported", hint="Onboard it with the command, which does so apart")
 
 
 def _check_names(model_type: object, architectures: object) -> None:

@@ -37,6 +37,14 @@ class DTypeName(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class ModeName(StrEnum):
+    """Which road the model takes."""
+
+    GRAPH = "graph"
+    HF = "hf"
+    TRANSFORMERS = "transformers"
+
+
 def onboard(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, or its id on the Hugging Face Hub.")],
     root: Annotated[Path, typer.Option(help="Folder that everything is written to.", show_default="here")] = Path(),
@@ -79,7 +87,7 @@ def onboard(
         dry_run=dry_run,
     )
     run = ModelRun(model, root, options)
-    error = run.execute(until=until, from_=from_, fresh=fresh)
+    error = run.with_way_out(run.execute(until=until, from_=from_, fresh=fresh))
     if as_json:
         print(run.as_json(error))
     else:
@@ -87,6 +95,10 @@ def onboard(
     if error is not None:
         raise error
     return 0
+
+
+TRANSLATING = ("analyze", "generate", "test")
+"""Phases that fail where a model is not understood."""
 
 
 @dataclass
@@ -111,6 +123,17 @@ class ModelRun:
         except (OnboardError, KeyboardInterrupt) as error:
             return error
         return self.outcome.exception
+
+    def with_way_out(self, error: BaseException | None) -> BaseException | None:
+        """Return the error with the road that is left in its hint: transformers' own model, when it knows the type."""
+        failed = self.outcome.phases[-1].name if self.outcome is not None and self.outcome.phases else ""
+        if type(error) is not OnboardError or failed not in TRANSLATING or self.context is None:
+            return error
+        if not _is_known(self.context.source.config().get("model_type")):
+            return error
+        command = shlex.join(["onboard", "run", self.model, "--mode", ModeName.HF])
+        hint = f"{error.hint.rstrip('.')}. Or run transformers' own model: {command}".removeprefix(". ")
+        return OnboardError(error.message, hint=hint)
 
     def as_json(self, error: BaseException | None) -> str:
         """Return the document of --json."""
@@ -139,6 +162,13 @@ class ModelRun:
             return []
         files, root = self.context.files, self.context.root
         return [{"path": str(path), "diff": files.diff(path, root)} for path in files.pending]
+
+
+def _is_known(model_type: object) -> bool:
+    """Tell whether transformers has a causal language model of a type."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 def _print_artifacts(artifacts: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onboard.cli.model import Device, DTypeName
+from onboard.cli.model import Device, DTypeName, ModeName
 from onboard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ def run(
     config: Annotated[Path | None, typer.Option(help="Configuration to use instead of the registered one.")] = None,
     device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.AUTO,
     dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
+    mode: Annotated[
+        ModeName, typer.Option(help="graph: the onboarded model; hf, transformers: transformers' own, as it is.")
+    ] = ModeName.GRAPH,
     token_ids: Annotated[
         list[str] | None, typer.Option(metavar="ID,ID,...", help="A prompt as token ids; may be repeated.")
     ] = None,
@@ -66,7 +69,7 @@ def run(
         ignore_eos=ignore_eos,
         n=n,
     )
-    llm = _load(model, root, config, device.value, dtype.value)
+    llm = _load(model, root, config, device.value, dtype.value, mode.value)
     outputs = _generate(llm, wanted, params)
     for fact in llm.engine.facts:
         print(f"note: {fact}", file=sys.stderr)
@@ -105,12 +108,12 @@ def _sampling_params(**values: Any) -> SamplingParams:
         raise UsageError(f"--{option} {first['input']}: {first['msg']}") from None
 
 
-def _load(model: str, root: Path, config: Path | None, device: str, dtype: str) -> LLM:
+def _load(model: str, root: Path, config: Path | None, device: str, dtype: str, mode: str) -> LLM:
     start = time.perf_counter()
     with _progress(f"loading {model}", None):
         from onboard.runtime.llm import LLM
 
-        llm = LLM(model, root=root, device=device, dtype=dtype, config=config)  # type: ignore[arg-type]
+        llm = LLM(model, root=root, device=device, dtype=dtype, config=config, mode=mode)  # type: ignore[arg-type]
     print(f"loaded {model} in {time.perf_counter() - start:.1f} s", file=sys.stderr)
     return llm
 

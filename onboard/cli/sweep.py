@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onboard.cli.model import Device
+from onboard.cli.model import Device, ModeName
 from onboard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ def sweep(
     root: Annotated[Path, typer.Option(help="Folder that everything is written to.", show_default="here")] = Path(),
     device: Annotated[Device, typer.Option(help="Where the models run.")] = Device.CPU,
     jobs: Annotated[int | None, typer.Option(min=1, help="Models at a time.", show_default="one a core or GPU")] = None,
+    mode: Annotated[
+        ModeName, typer.Option(help="graph: onboard; hf, transformers: run transformers' own model, without a file.")
+    ] = ModeName.GRAPH,
     until: Annotated[str, typer.Option(metavar="PHASE", help="Stop each model after this phase.")] = "test",
     limit_seconds: Annotated[float, typer.Option(help="Time limit of a model.")] = 600.0,
     limit_memory: Annotated[float, typer.Option(metavar="GIB", help="Memory limit of each process of a model.")] = 8.0,
@@ -48,10 +51,10 @@ def sweep(
     from onboard.workflow.sweep.sweep import Sweep, SweepOptions
 
     chosen = "cuda" if device is Device.CUDA or (device is Device.AUTO and _has_gpu()) else "cpu"
-    options = SweepOptions(until, chosen, limit_seconds, limit_memory, fresh)
+    options = SweepOptions(until, mode.value, chosen, limit_seconds, limit_memory, fresh)
     targets = _targets(models or [], all_transformers, types, variants, root)
     todo = Sweep(targets, root.expanduser().resolve(), options)
-    complete = all_transformers and types is None
+    complete = all_transformers and types is None and mode is ModeName.GRAPH
     entries, interrupted = _run(todo, chosen, jobs)
     coverage = _coverage(todo, entries)
     _show(coverage, todo.root if complete else None, as_json)
@@ -104,6 +107,7 @@ def _coverage(todo: Sweep, entries: list[Entry]) -> Coverage:
         versions=current_versions(),
         source_hash=todo.source,
         device=options.device,
+        mode=options.mode,
         until=options.until,
         limits={"seconds": options.seconds, "gibibytes": options.gibibytes},
         asked=len(todo.targets),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onboard.cli.model import Device, DTypeName
+from onboard.cli.model import Device, DTypeName, ModeName
 
 if TYPE_CHECKING:
     from onboard.runtime.verify import Check, VerifyReport
@@ -25,6 +25,9 @@ def verify(
     device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.AUTO,
     dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
     compile_backend: Annotated[str, typer.Option(help="auto, torch-simple, torch-compile, torch-cudagraph.")] = "auto",
+    mode: Annotated[
+        ModeName, typer.Option(help="graph: the onboarded model; hf, transformers: transformers' own, as it is.")
+    ] = ModeName.GRAPH,
     seed: Annotated[int | None, typer.Option(help="Of the prompts.", show_default="random")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Use the local cache only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -44,6 +47,7 @@ def verify(
         dtype=dtype.value,
         config=config,
         compile_backend=compile_backend,
+        mode=mode.value,
         seed=seed,
         on_check=lambda check: print(f"checked {check.transform}", file=sys.stderr, flush=True),
     )

@@ -10,9 +10,11 @@ from typing import Any
 from torch import nn
 
 import onboard
+from onboard.analysis.repository import PACKAGE
 from onboard.analysis.source import find_method, module_source
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny import build_tiny, load_config, one_line
+from onboard.codegen.config_class import plain_config_class
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
 from onboard.codegen.render import render
@@ -56,8 +58,10 @@ def generate_model_file(spec: ModelSpec) -> str:
     except Exception as error:
         reason = error if isinstance(error, Untranslatable) else one_line(error)
         raise OnboardError(f"cannot translate {spec.architecture}: {reason}", hint=_MODELING_ERRORS) from error
+    plain = plain_config_class(type(model.config)) if spec.repository else None
     text = render(
         "model/model.py.j2",
+        plain_config=plain,
         architecture=spec.architecture,
         summary="prefill forward for export, in canonical ops",
         tool_version=onboard.__version__,
@@ -83,11 +87,12 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     kinds = (*NORMS, "gated_rmsnorm", "rotary", experts.KIND)
     recognised = {b.class_name: Recognised(b.kind, b.parameters) for b in spec.blocks if b.kind in kinds}
     ropes = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "rope"}
+    dims = {b.class_name: int(b.parameters["unsqueeze_dim"]) for b in spec.blocks if "unsqueeze_dim" in b.parameters}
     scans = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "scan"}
     latents = {b.class_name: b.parameters for b in spec.blocks if b.kind == "attention" and b.parameters.get("expand")}
     bias = spec.traits.get("position_bias")
     alibi = bias is not None and bias.value == "alibi"
-    return Translator(model, recognised, ropes, scans, latents, alibi=alibi), model
+    return Translator(model, recognised, ropes, scans, latents, dims, alibi=alibi), model
 
 
 def _check_identifiers(spec: ModelSpec) -> None:
@@ -183,7 +188,10 @@ def _imports(names: set[str], translator: Translator, spec: ModelSpec, blocks: l
     own_names = [name for name in ("AlibiSlopes", FUNCTION) if any(name in block for block in blocks)]
     modeling = sorted(["CausalLMOutput", "register_causal_lm", *own_names])
     lines.add(f"from onboard.modeling import {', '.join(modeling)}")
-    lines.add(f"from transformers import {spec.config_class}")
+    if spec.repository:
+        lines |= {"from onboard.modeling import register_config", "from onboard.plain_config import PlainConfig"}
+    else:
+        lines.add(f"from transformers import {spec.config_class}")
     if any("ROPE_INIT_FUNCTIONS" in block for block in blocks):
         lines.add("from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS")
     for name in sorted(names & translator.globals.keys() - own - _FIXED_IMPORTS.keys()):
@@ -201,6 +209,8 @@ def _import_line(name: str, obj: Any, source: Any) -> str:
                     package = source.module.__name__.split(".")[: -node.level] if node.level else []
                     module = ".".join([*package, *([node.module] if node.module else [])])
                     import_module(module)
+                    if module.split(".")[0] == PACKAGE:
+                        raise Untranslatable(f"{name}, which {module} has")
                     return f"from {module} import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
         if isinstance(node, ast.Import):
             for alias in node.names:

@@ -59,9 +59,10 @@ _NOT_ARCHITECTURE = {
 }
 
 
-def generate_test_file(spec: ModelSpec, root: Path | None = None) -> str:
+def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | None = None) -> str:
     """Return the text of the equivalence tests of `spec`'s model file, formatted; a template under `root` comes first.
 
+    `code` is the folder, relative to the root, with a copy of the repository's code, for a model that brings code.
     The tests need neither the checkpoint nor the spec: the small config and the module paths are written into them.
     Raises `OnboardError` for a spec whose names are not identifiers or whose layers the small model does not have.
     """
@@ -77,6 +78,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None) -> str:
         model=re.sub(r"[^\w./-]", "_", _shown_name(spec.model)),
         spec=spec,
         model_file=f"modeling_{spec.family}.py",
+        code=code,
         config=_arguments(config),
         config_module="transformers" if hasattr(transformers, spec.config_class) else type(config).__module__,
         counted="positions" in spec.traits,

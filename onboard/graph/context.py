@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from onboard.config import RuntimeConfig
 
 if TYPE_CHECKING:
+    from onboard.graph.cached_hf import AttentionLayer
     from onboard.graph.factory import ModelFactory
 
 
@@ -47,6 +50,12 @@ class TransformContext:
     cache: Any = None
     """The `CachedSequenceInterface` (onboard.graph.sequence): made by the first `insert_cached_*`, allocated by
     `initialize_cache`, grown by `resize_kv_cache`."""
+
+    attention: list[AttentionLayer] = field(default_factory=list)
+    """Attention calls of transformers' eager model, in order: found by `detect_hf_attn_layers`."""
+
+    on_transformers_model: Callable[[nn.Module], None] | None = None
+    """Called with transformers' own model on the CPU, once it has its weights and before they are taken from it."""
 
     @property
     def attn_backend(self) -> str:

@@ -2,33 +2,61 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from torch.export import Dim
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from onboard.config import deep_merge, suggest
+from onboard.config import Mode, deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
-from onboard.modeling import CausalLMOutput, first_position, load_model_file, registered_model
+from onboard.modeling import (
+    CausalLMOutput,
+    first_position,
+    load_model_file,
+    registered_config,
+    registered_model,
+)
 
 # Sizes that are neither 1 (which export would specialise on) nor equal (which it would take for one dimension).
 _EXAMPLE_BATCH, _EXAMPLE_SEQUENCE = 3, 11
 
 
-class ModelFactory:
-    """Builds the model of one checkpoint: from its generated file, or ("hf") transformers' own module.
+def read_config(checkpoint: Path, root: Path | None) -> Any:
+    """Return the config of a checkpoint; of a model that brings its own code, as its generated file reads it.
 
-    `model_kwargs` overrides fields of the Hugging Face config; `attn_implementation` is one of them in mode "hf".
+    Raises:
+        OnboardError: transformers does not know the model type, and no generated file does.
     """
+    path = checkpoint / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    model_type = values.get("model_type", "") if isinstance(values, dict) else ""
+    if not re.fullmatch(r"\w[\w-]*", str(model_type)) or model_type in CONFIG_MAPPING_NAMES:
+        return AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
+    model_file = content_path("models", f"modeling_{model_type}.py", root=root)
+    if model_file.is_file():
+        load_model_file(model_file)
+    config_class = registered_config(model_type)
+    if config_class is None:
+        raise OnboardError(f"there is no model file for the model type {model_type}", hint="Onboard the model first")
+    return config_class.from_pretrained(checkpoint)
 
-    trust_remote_code = False
+
+class ModelFactory:
+    """Builds the model of one checkpoint: from its generated file ("graph"), or transformers' own module.
+
+    That one has the generated models' signature in mode "hf" and its own in mode "transformers". `model_kwargs`
+    overrides fields of the Hugging Face config; `attn_implementation` is one of them for transformers' modules.
+    """
 
     def __init__(
         self,
@@ -37,7 +65,7 @@ class ModelFactory:
         root: Path | None,
         dtype: torch.dtype,
         model_kwargs: Mapping[str, Any],
-        mode: Literal["generated", "hf"] = "generated",
+        mode: Mode = "graph",
     ) -> None:
         self.checkpoint = checkpoint
         self.root = root
@@ -45,15 +73,25 @@ class ModelFactory:
         self.model_kwargs = dict(model_kwargs)
         self.mode = mode
 
+    @property
+    def replaces_attention(self) -> bool:
+        """Whether the attention of transformers' module is to be exported as the canonical op, not as it is written."""
+        return self.mode == "hf" and "attn_implementation" not in self.model_kwargs
+
     @cached_property
     def config(self) -> Any:
         """The Hugging Face config with `model_kwargs` applied; an unknown key is a `UsageError`."""
-        config = AutoConfig.from_pretrained(self.checkpoint, trust_remote_code=self.trust_remote_code)
+        config = read_config(self.checkpoint, self.root)
         return _override(config, self.model_kwargs) if self.model_kwargs else config
 
     @cached_property
     def first_position(self) -> int:
-        """The position of a text's first token, as the generated file registers it."""
+        """The position of a text's first token, as the generated file registers it; transformers' own modules: 0.
+
+        Where that is wrong for one of these, the check that each has to pass before it serves says so.
+        """
+        if self.mode != "graph":
+            return 0
         load_model_file(self._model_file())
         return first_position(self.config)
 
@@ -63,7 +101,7 @@ class ModelFactory:
         Parameters are not initialised on "meta"; elsewhere they have their module's own random initialisation.
         """
         with _parameters_on(torch.device(device), self.dtype):
-            model = self._hf_model() if self.mode == "hf" else self._generated_model()
+            model = self._generated_model() if self.mode == "graph" else self._hf_model()
         return model.eval().requires_grad_(False)
 
     def example_inputs(self) -> dict[str, torch.Tensor]:
@@ -94,9 +132,17 @@ class ModelFactory:
         return path
 
     def _hf_model(self) -> nn.Module:
-        model = AutoModelForCausalLM.from_config(self.config, dtype=self.dtype)
-        # A subclass, not a wrapper module: parameter names stay the checkpoint's.
-        model.__class__ = type(f"Export{type(model).__name__}", (_HFForward, type(model)), {})
+        attention = self.model_kwargs.get("attn_implementation", "eager")
+        try:
+            model = AutoModelForCausalLM.from_config(self.config, dtype=self.dtype, attn_implementation=attention)
+        except (ValueError, ImportError) as error:  # no class for this config, or a library that it needs
+            reason = " ".join(str(error).split())[:200]
+            raise OnboardError(f"transformers cannot build {self.config.model_type}: {reason}") from error
+        if self.mode == "hf":
+            # A subclass, not a wrapper module: parameter names stay the checkpoint's.
+            model.__class__ = type(f"Export{type(model).__name__}", (_HFForward, type(model)), {})
+        else:
+            model.config.use_cache = False
         return model  # type: ignore[no-any-return]
 
 

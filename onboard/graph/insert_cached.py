@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from torch import fx, nn
 
 from onboard.graph.context import TransformContext
 from onboard.graph.descriptor import CachedOpDescriptor, source_nodes
 from onboard.graph.fx import add_placeholder, arguments, replace_with
-from onboard.graph.sequence import CachedSequenceInterface, SequenceInfo
+from onboard.graph.interface import cache_dtype, make_interface
+from onboard.graph.sequence import CachedSequenceInterface
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo
 
 
@@ -53,21 +53,6 @@ class InsertCached(BaseTransform[InsertCachedConfig]):
         return backend
 
 
-def make_interface(context: TransformContext) -> CachedSequenceInterface:
-    """Return the run's sequence interface, without caches yet."""
-    runtime = context.runtime
-    return CachedSequenceInterface(
-        SequenceInfo(
-            max_batch_size=runtime.max_batch_size,
-            max_seq_len=runtime.max_seq_len,
-            max_num_tokens=runtime.max_num_tokens,
-            page_size=runtime.kv_cache_config.tokens_per_block,
-            device=context.device,
-            first_position=context.first_position,
-        )
-    )
-
-
 def _swap(
     gm: fx.GraphModule, node: fx.Node, descriptor: CachedOpDescriptor, target: Any, context: TransformContext
 ) -> None:
@@ -75,7 +60,7 @@ def _swap(
     assert isinstance(cache, CachedSequenceInterface)
     metadata = [add_placeholder(gm, name, cache.info.args[name]) for name in descriptor.metadata]
     caches = []
-    for name, resource in descriptor.resources(node, cache.info.page_size, _cache_dtype(context)).items():
+    for name, resource in descriptor.resources(node, cache.info.page_size, cache_dtype(context)).items():
         unique = f"{name}_{sum(each.startswith(name) for each in cache.resources)}"
         cache.add_cache(unique, resource)
         caches.append(add_placeholder(gm, unique, resource.allocate(2, context.device)))
@@ -84,8 +69,3 @@ def _swap(
         cached = gm.graph.call_function(target, (*tensors, *metadata, *caches, *descriptor.constants(node)))
     cached.meta.update(node.meta)
     replace_with(node, cached)
-
-
-def _cache_dtype(context: TransformContext) -> torch.dtype | None:
-    name = context.runtime.kv_cache_config.dtype
-    return None if name == "auto" else getattr(torch, name)

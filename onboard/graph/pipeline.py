@@ -18,7 +18,7 @@ import yaml
 from pydantic import ValidationError
 from torch import nn
 
-from onboard.config import deep_merge, suggest
+from onboard.config import Mode, deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.cleanup import clean_up
@@ -36,13 +36,18 @@ log = logging.getLogger("onboard.pipeline")
 _MEMORY_TOLERANCE = 64 * 2**20  # bytes of CUDA memory that any transform may take without having said so
 
 
-def load_pipeline(overrides: Mapping[str, Mapping[str, Any]]) -> list[BaseTransform[Any]]:
-    """Return the transforms of `transforms/default.yaml`, with `overrides` merged in, in the order in which they run.
+_PIPELINES: dict[Mode, str] = {"graph": "default.yaml", "hf": "default.yaml", "transformers": "transformers.yaml"}
+
+
+def load_pipeline(overrides: Mapping[str, Mapping[str, Any]], mode: Mode = "graph") -> list[BaseTransform[Any]]:
+    """Return the transforms of the mode's pipeline, with `overrides` merged in, in the order in which they run.
+
+    Pipelines are `transforms/default.yaml` and, for mode "transformers", `transforms/transformers.yaml`.
 
     A shipped transform that the file does not list runs when `overrides` names it, at the end of its stage. Raises
     `UsageError` for an unknown transform or field, and names the nearest valid one.
     """
-    default = yaml.safe_load(content_path("transforms", "default.yaml").read_text("utf-8"))
+    default = yaml.safe_load(content_path("transforms", _PIPELINES[mode]).read_text("utf-8"))
     keys = transform_keys()
     for key in [*default, *overrides]:
         if key not in keys:

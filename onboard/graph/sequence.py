@@ -303,14 +303,20 @@ class CachedSequenceInterface:
 
     def _names(self, gm: nn.Module) -> list[str]:
         """Return the names of the inputs of `gm`, read off its graph only after the graph has changed."""
-        size = len(gm.graph.nodes)  # type: ignore[union-attr, arg-type]
+        size = len(gm.graph.nodes) if hasattr(gm, "graph") else 0  # type: ignore[union-attr, arg-type]
         if self._known is None or self._known[:2] != (gm, size):
             self._known = gm, size, input_names(gm)
         return self._known[2]
 
 
 def input_names(gm: nn.Module) -> list[str]:
-    """Return the names of a graph module's placeholders, also through a wrapper that exposes `graph`."""
+    """Return the names of a graph module's placeholders, also through a wrapper that exposes `graph`.
+
+    A model without a graph says them itself (`input_names`).
+    """
+    if not hasattr(gm, "graph"):
+        names: list[str] = gm.input_names  # type: ignore[assignment]
+        return names
     graph = gm.graph
     assert isinstance(graph, torch.fx.Graph)
     return [str(node.target) for node in graph.find_nodes(op="placeholder")]

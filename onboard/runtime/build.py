@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from onboard.config import RuntimeConfig
 from onboard.content import content_path
@@ -16,7 +17,9 @@ from onboard.graph.factory import ModelFactory
 from onboard.graph.invariants import uncached_attention
 from onboard.graph.pipeline import Observer, Pipeline, load_pipeline
 from onboard.runtime.engine import Engine
+from onboard.runtime.losses import losses
 from onboard.runtime.rope import length_dependent_rope
+from onboard.runtime.self_check import SelfCheck
 from onboard.runtime.tokenizer import Tokenizer
 
 
@@ -37,15 +40,13 @@ def build_engine(
     onboarded and `UsageError` for a configuration that does not fit the model or the machine.
     """
     context = make_context(checkpoint, runtime, root=root, model=model)
-    pipeline = Pipeline(load_pipeline(runtime.transforms), dump_dir=dump_dir, strict=strict)
-    gm = pipeline.run(context, observer)
-    if left := uncached_attention(gm):
-        problem = f"{len(left)} attention calls have no cache, for example {left[0].name}"
-        raise OnboardError(
-            problem, hint="Leave the transforms that match attention and insert_cached_attention enabled"
-        )
-    if context.cache is None or not context.cache.resources:
-        raise _no_cache(context)
+    pipeline = Pipeline(load_pipeline(runtime.transforms, runtime.mode), dump_dir=dump_dir, strict=strict)
+    check = SelfCheck(context, observer) if runtime.mode != "graph" else None
+    gm = pipeline.run(context, check.observe if check else observer)
+    _check_cached(gm, context)
+    if check is not None:
+        check.run(gm)
+        context.facts.extend(losses(gm, context))
     return Engine(
         gm,
         context.cache,
@@ -56,6 +57,23 @@ def build_engine(
         history=context.history,
         facts=context.facts,
     )
+
+
+def _check_cached(gm: nn.Module, context: TransformContext) -> None:
+    """Raise `OnboardError` for attention that sees only the tokens of its own step, or for no state at all."""
+    graph = context.factory.mode == "graph"
+    written_out = "Its own code is not recognised: onboard the model, which translates it"
+    if left := uncached_attention(gm):
+        raise OnboardError(
+            f"{len(left)} attention calls have no cache, for example {left[0].name}",
+            hint="Leave the transforms that match attention and insert_cached_attention enabled"
+            if graph
+            else written_out,
+        )
+    if context.cache is None or not context.cache.resources:
+        if graph:
+            raise _no_cache(context)
+        raise OnboardError("no attention of the model goes through transformers' interface", hint=written_out)
 
 
 def _no_cache(context: TransformContext) -> OnboardError:
@@ -74,9 +92,12 @@ def make_context(
     facts = [f"runs on one device; the config's world_size is {runtime.world_size}"] if runtime.world_size > 1 else []
     runtime = runtime.model_copy(update={"world_size": 1}) if facts else runtime
     device = resolve_device(runtime.device)
-    factory = ModelFactory(checkpoint, root=root, dtype=torch.float32, model_kwargs=runtime.model_kwargs)
+    factory = ModelFactory(
+        checkpoint, root=root, dtype=torch.float32, model_kwargs=runtime.model_kwargs, mode=runtime.mode
+    )
     factory.dtype = resolve_dtype(runtime.dtype, factory.config, device)
-    _check_onboarded(factory.config.model_type, root, model or str(checkpoint))
+    if runtime.mode == "graph":
+        _check_onboarded(factory.config.model_type, root, model or str(checkpoint))
     return TransformContext(
         factory=factory,
         runtime=_fitted(runtime, factory.config, factory.first_position),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onboard.config import DType, RuntimeConfig
+from onboard.config import DType, Mode, RuntimeConfig
 from onboard.errors import UsageError
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
@@ -70,7 +70,8 @@ class LLM:
 
     `model` is a local folder, a Hugging Face id or a name in the root's registry; `root` defaults to the current
     folder. `config` (a path, a mapping or a `RuntimeConfig`) replaces the model's registered configuration.
-    `device="auto"` is a GPU where there is one; `dtype="auto"` the checkpoint's there, float32 on the CPU.
+    `device="auto"` is a GPU where there is one; `dtype="auto"` the checkpoint's there, float32 on the CPU. `mode` "hf"
+    or "transformers" runs transformers' own model, which need not be onboarded; `engine.facts` says what that loses.
     """
 
     def __init__(
@@ -81,11 +82,12 @@ class LLM:
         dtype: DType = "auto",
         world_size: int = 1,
         config: ConfigLike = None,
+        mode: Mode = "graph",
     ) -> None:
         if world_size > 1:
             raise UsageError(f"world_size is {world_size} and models run on one device", hint="Set it to 1")
         folder = Path.cwd() if root is None else Path(root).expanduser()
-        overrides = {"device": device, "dtype": dtype, "world_size": world_size}
+        overrides = {"device": device, "dtype": dtype, "world_size": world_size, "mode": mode}
         self.runtime: RuntimeConfig = resolve_config(str(model), folder, config, overrides)
         checkpoint = find_checkpoint(self.runtime)
         self.engine: Engine = build_engine(checkpoint, self.runtime, root=folder, model=str(model))

@@ -162,3 +162,9 @@ def interface_for(context: TransformContext, prompts: Sequence[Prompt]) -> Cache
         scratch.add_cache(name, resource)
     scratch.allocate(1 + needed)
     return scratch
+
+
+def rmse_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return rmse(actual - expected) / rmse(expected), in float64."""
+    actual, expected = actual.double(), expected.double()
+    return float((actual - expected).square().mean().sqrt() / expected.square().mean().sqrt())

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from onboard.config import RuntimeConfig
+from onboard.config import Mode, RuntimeConfig
 from onboard.errors import UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.transform import BaseTransform
 from onboard.runtime.build import make_context
-from onboard.runtime.probe import DECODE, Prompt, interface_for, plans, run_plain, run_plan
+from onboard.runtime.probe import DECODE, Prompt, interface_for, plans, rmse_ratio, run_plain, run_plan
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.runtime.rope import LengthDependentRope, length_dependent_rope
 
@@ -91,6 +91,7 @@ def verify_model(
     dtype: str = "auto",
     config: ConfigLike = None,
     compile_backend: str = "auto",
+    mode: Mode = "graph",
     seed: int | None = None,
     transforms: Sequence[BaseTransform[Any]] | None = None,
     on_check: Callable[[Check], None] | None = None,
@@ -102,7 +103,7 @@ def verify_model(
     `on_check` is called after each transform.
     """
     folder = Path.cwd() if root is None else Path(root).expanduser()
-    overrides = {"device": device, "dtype": dtype, "compile_backend": compile_backend}
+    overrides = {"device": device, "dtype": dtype, "compile_backend": compile_backend, "mode": mode}
     runtime = resolve_config(str(model), folder, config, overrides)
     if runtime.skip_loading_weights:
         raise UsageError(
@@ -131,7 +132,7 @@ def verify_model(
         if on_check is not None:
             on_check(report.checks[-1])
 
-    pipeline = Pipeline(load_pipeline(runtime.transforms) if transforms is None else transforms)
+    pipeline = Pipeline(load_pipeline(runtime.transforms, runtime.mode) if transforms is None else transforms)
     pipeline.run(context, observe)
     return report
 
@@ -157,12 +158,6 @@ def reference_logits(context: TransformContext, prompts: Sequence[Prompt]) -> tu
         return rounded, 0.0
     exact = _hf_logits(context, prompts, torch.float32)
     return exact, _worst(rounded, exact)
-
-
-def rmse_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return rmse(actual - expected) / rmse(expected), in float64."""
-    actual, expected = actual.double(), expected.double()
-    return float((actual - expected).square().mean().sqrt() / expected.square().mean().sqrt())
 
 
 def _worst(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:

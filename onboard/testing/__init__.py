@@ -4,6 +4,7 @@ from onboard.testing.calls import Call, record_calls
 from onboard.testing.compare import assert_rmse_close, rmse_ratio
 from onboard.testing.models import copy_weights, generated_causal_lm, hf_causal_lm, randomize_
 from onboard.testing.prompts import all_logprobs, fresh_seed, ragged_prompts, random_prompt
+from onboard.testing.repository import repository_code
 
 __all__ = [
     "Call",
@@ -17,5 +18,6 @@ __all__ = [
     "random_prompt",
     "randomize_",
     "record_calls",
+    "repository_code",
     "rmse_ratio",
 ]

@@ -35,7 +35,7 @@ def layer_kinds(spec: ModelSpec) -> list[LayerKind]:
     Layers are of one kind when every list in the config that has an entry for each layer has equal ones for them;
     kinds come in the order of their first layer, there and in the spec.
     """
-    values = native_values(spec.config)
+    values = native_values(spec.config) | (spec.repository.native if spec.repository else {})
     total = values.get("num_hidden_layers")
     shown = sum(len(kind.layers) for kind in spec.layer_kinds)
     if not isinstance(total, int) or total == shown:

@@ -29,15 +29,18 @@ class ModelSize:
         return f"{self.parameters:,} parameters, {gigabytes(self.bytes)} GB"
 
 
-def estimate_size(source: ModelSource, dtype: str = "auto", *, trust_remote_code: bool = False) -> ModelSize:
-    """Return the size of the model when run in `dtype` ("auto": as its checkpoint stores it)."""
+def estimate_size(source: ModelSource, dtype: str = "auto", built: dict[str, int] | None = None) -> ModelSize:
+    """Return the size of the model when run in `dtype` ("auto": as its checkpoint stores it).
+
+    `built` are the elements by dtype of the model that its config describes, if they are known already.
+    """
     if has_weights(source.files()):
         counts, basis = local_counts(source.weights()), "safetensors headers"
     elif isinstance(source, HubSource) and (counts := source.parameter_counts()):
         basis = "safetensors metadata of the Hub"
     else:
-        model = build_on_meta(source.files(), trust_remote_code=trust_remote_code)
-        counts, basis = module_counts(model), "the model that its config describes"
+        counts = module_counts(build_on_meta(source.files())) if built is None else built
+        basis = "the model that its config describes"
     return ModelSize(sum(counts.values()), sum(count * _bytes(d, dtype) for d, count in counts.items()), basis)
 
 
@@ -61,7 +64,7 @@ def module_counts(model: Any) -> dict[str, int]:
     return _tally((str(parameter.dtype).removeprefix("torch."), parameter.numel()) for parameter in model.parameters())
 
 
-def build_on_meta(folder: Path, *, trust_remote_code: bool = False) -> Any:
+def build_on_meta(folder: Path) -> Any:
     """Build the Hugging Face model of a config on the meta device, where tensors have shapes and no memory.
 
     Raises:
@@ -71,9 +74,9 @@ def build_on_meta(folder: Path, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     # Any type at all: the config's values run through all of the model's constructors.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -7,14 +7,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from onboard import __version__
 from onboard.cli import main
-from onboard.cli.model import resume_command
-from onboard.errors import ConsentRequiredError
+from onboard.cli.model import ModelRun, resume_command
+from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.workflow.engine import Engine
 from onboard.workflow.outcome import PhaseOutcome, RunOutcome
 from onboard.workflow.phase import RunContext
@@ -240,3 +241,26 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert "secret" not in output
     assert "missing: pip install no-such-package" in output
     assert sys.version.split()[0] in output
+
+
+@pytest.mark.parametrize(
+    ("phase", "model_type", "error", "offered"),
+    [
+        ("generate", "mpt", OnboardError("no way", hint="Wait"), True),
+        ("analyze", "mpt", OnboardError("no way"), True),
+        ("analyze", "no-such-type", OnboardError("no way"), False),
+        ("gather", "mpt", OnboardError("no weights"), False),
+        ("analyze", "mpt", ConsentRequiredError("remote code"), False),
+    ],
+)
+def test_a_model_that_is_not_translated_may_run_as_it_is(
+    phase: str, model_type: str, error: OnboardError, offered: bool, tmp_path: Path
+) -> None:
+    outcome = RunOutcome("org/model", tmp_path, [PhaseOutcome(phase, "failed", exception=error)])
+    context: Any = SimpleNamespace(source=SimpleNamespace(config=lambda: {"model_type": model_type}))
+    options: Any = None
+    found = ModelRun("org/model", tmp_path, options, context, outcome).with_way_out(error)
+    assert isinstance(found, OnboardError)
+    assert found.exit_code == error.exit_code
+    assert ("onboard run org/model --mode hf" in str(found)) == offered
+    assert str(found).startswith(str(error).rstrip("."))

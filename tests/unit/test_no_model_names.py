@@ -28,6 +28,7 @@ WORDS = {
     "encoder_decoder": "the config field is_encoder_decoder",
     "git": "the program",
     "gte": "ast.GtE",
+    "led": "a verb",
     "opt": "an option",
 }
 """Model types that are words of the language, of Python or of configs as well; each was looked at where it stands."""

@@ -8,6 +8,7 @@ from torch import nn
 from onboard.errors import UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.export import export_to_graph
+from onboard.graph.hf_export import with_canonical_attention
 from onboard.graph.layer_kinds import Repeated, find_repeated
 from onboard.graph.stamp import StampError
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
@@ -38,16 +39,21 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
         """Export; raises `UsageError` for a patch that does not exist."""
         if self.config.patch_list:
             raise UsageError(f"there is no export patch {self.config.patch_list[0]!r}", hint="There are none: use null")
-        repeated = self._repeated(gm)
-        try:
-            graph = self._export(gm, context, repeated)
-        except StampError as error:
-            context.facts.append(f"every layer and expert was exported by itself: {error}")
-            graph = self._export(gm, context, None)
+        if context.factory.replaces_attention:
+            graph = with_canonical_attention(gm, lambda: self._export(gm, context, None), context)
+        else:
+            graph = self._stamped(gm, context)
         return graph, TransformInfo(num_matches=1, is_clean=False, has_valid_shapes=True)
 
-    def _repeated(self, gm: nn.Module) -> Repeated | None:
-        return find_repeated(gm, self.config.num_moe_experts_for_export or 2) if self.config.stamp_layers else None
+    def _stamped(self, gm: nn.Module, context: TransformContext) -> nn.Module:
+        """Export a part and copy the rest of it; all of it where that cannot be."""
+        stamp = self.config.stamp_layers
+        repeated = find_repeated(gm, self.config.num_moe_experts_for_export or 2) if stamp else None
+        try:
+            return self._export(gm, context, repeated)
+        except StampError as error:
+            context.facts.append(f"every layer and expert was exported by itself: {error}")
+            return self._export(gm, context, None)
 
     def _export(self, gm: nn.Module, context: TransformContext, repeated: Repeated | None) -> nn.Module:
         return export_to_graph(

@@ -30,11 +30,20 @@ from onboard.codegen.translate.facts import (
     same_fact,
 )
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.results import finish_returns, given_back, in_terms_of, same_call, with_logits_alone
+from onboard.codegen.translate.results import (
+    finish_returns,
+    given_back,
+    in_terms_of,
+    same_call,
+    same_code_of,
+    with_logits_alone,
+)
 from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
     CHANNELS,
     NONE,
+    POSITIONS,
+    ROWS,
     Code,
     Config,
     Env,
@@ -69,6 +78,7 @@ class Translator:
         recognised: what the analysis found: class name -> how its block is generated.
         rope_ops: helper function name -> canonical op.
         scans: helper function name -> canonical op of a recurrent mixer.
+        rope_dims: helper function name -> where it gives complex numbers the dimension of heads.
         latents: class name of latent attention -> what `analysis.mixers.probe_latent_attention` found.
         alibi: attention has a bias that is linear in the key's position.
     """
@@ -80,6 +90,7 @@ class Translator:
         rope_ops: MappingABC[str, str],
         scans: MappingABC[str, str] | None = None,
         latents: MappingABC[str, MappingABC[str, str]] | None = None,
+        rope_dims: MappingABC[str, int] | None = None,
         *,
         alibi: bool = False,
     ) -> None:
@@ -89,6 +100,7 @@ class Translator:
         self.rope_ops = rope_ops
         self.scans = scans or {}
         self.latents = latents or {}
+        self.rope_dims = rope_dims or {}
         self.alibi = alibi
         self.specialised = False
         """Branches on the config are decided, and guarded, as this config has them."""
@@ -220,6 +232,8 @@ class Translator:
         function = module.expr if attr == "forward" else attribute(module.expr, attr)
         results = [self._result(function, r, _all_bound(r.node, args), keeps_order) for r in routines]
         if not all(same_call(results[0], result) for result in results):
+            if (plain := same_code_of(results)) is not None:
+                return plain
             raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
         return results[0]
 
@@ -240,6 +254,8 @@ class Translator:
             case [Code(transposed=True) as only] if all("canonical" in made.arguments for made in module.made):
                 return Code(ast.Call(module.expr, [only.expr], []), transposed=True)  # a norm of the last dimension
         called = plain_call(module.expr, args)
+        if all(issubclass(cls, nn.Embedding) for cls in module.classes):
+            return _looked_up(called, args)
         return replace(called, form=CHANNELS) if set(module.classes) == {nn.Conv1d} else called
 
     def _keeps_order(self, module: Instance, args: Args) -> bool:
@@ -289,7 +305,8 @@ class Translator:
         """Return `super().attr(...)`; the bases that the generated class does not have are written into it."""
         assert frame.cls is not None
         if attr != "__init__":
-            return plain_call(attribute(call(name("super")), attr), args)
+            called = plain_call(attribute(call(name("super")), attr), args)
+            return _looked_up(called, args) if issubclass(frame.cls.cls, nn.Embedding) else called
         mro = frame.cls.cls.__mro__
         rest = mro[mro.index(frame.owner) + 1 :] if frame.owner in mro else mro
         base = next(cls for cls in rest if "__init__" in vars(cls))
@@ -459,6 +476,14 @@ class Translator:
             self.facts[key] = joined
             if translated:
                 raise Restart
+
+
+def _looked_up(called: Code, args: Args) -> Code:
+    """Return what an embedding gives, known as rows of a table of positions where it is that."""
+    match args.positional:
+        case [Code(form=str() as form)] if form == POSITIONS:
+            return replace(called, form=ROWS)
+    return called
 
 
 def _sets_attributes(node: ast.FunctionDef) -> bool:

@@ -10,13 +10,17 @@ from dataclasses import replace
 from typing import Any
 
 from onboard.codegen.translate import biases, calls, causal, objects, scores
+from onboard.codegen.translate.activations import activation
 from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
+    CHUNKED,
     COMPLEX,
     MAYBE,
     NONE,
     POSITIONS,
+    ROWS,
+    TRIANGLE,
     Choice,
     Code,
     Global,
@@ -157,6 +161,8 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             raise Untranslatable(f"an item of None at {frame.source.location(node)}")
         case Known(value=known), Known(value=key):
             return Known(known[key])
+        case Global(obj=dict() as table), Code(static=True) if (found := activation(table, index, frame)) is not None:
+            return found
         case Global(obj=dict() as table), Known(value=key) if "eager" in table and key not in table:
             return Global(table["eager"], name(table["eager"].__name__))  # a table of attention classes
         case Global(obj=dict() as table), Code(static=True) if choice := objects.choice(table, index, frame):
@@ -179,19 +185,41 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             return Instance(made, ast.Subscript(owner.expr, residual(index), ast.Load()))
         case Code(form=str() as form), Items(items=(Known(value=None), *_)) if form == POSITIONS:
             return owner
+        case Code(form=str() as form), Items(items=(Known(value=None), *rest)) if form == ROWS:
+            return _rows(owner, rest)
         case Code(form=str() as form), Known(value=int() as part) if form == COMPLEX:
             return Half(owner, part)
         case Code(form=str() as form), _ if form == f"dict of {COMPLEX}":
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=COMPLEX)
         case Code(form=str() as form), _ if form == f"dict of {MAYBE}":
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), optional=True)
+        case Code(form=str() as form), _ if form == f"dict of {CHUNKED}":
+            return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=CHUNKED, optional=True)
         case Code(), Items(items=parts) if _keeps_everything(parts):
             return owner
         case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if first is Ellipsis:
             sliced = ast.Subscript(owner.expr, residual(index), ast.Load())
             return Code(sliced, transposed=True)
     expr = ast.Subscript(residual(owner), _index_code(node.slice, index, frame), ast.Load())
-    return Code(expr, is_static(owner) and is_static(index))
+    triangle = isinstance(owner, Code) and owner.form == TRIANGLE and _cuts_corner(node.slice)
+    return Code(expr, is_static(owner) and is_static(index), form=TRIANGLE if triangle else None)
+
+
+def _rows(owner: Value, rest: list[Value]) -> Code:
+    """Return rows of a table with one more dimension in front, which the batch already is, and others behind it."""
+    new = sum(same(item, NONE) for item in rest)
+    if not _keeps_everything(tuple(rest[new:])):
+        raise Untranslatable("a part of a table of positions")
+    if not new:
+        return Code(residual(owner), form=ROWS)
+    index = [ast.Slice(), *[ast.Constant(None)] * new]
+    return Code(ast.Subscript(residual(owner), ast.Tuple(index, ast.Load()), ast.Load()))
+
+
+def _cuts_corner(index: ast.expr) -> bool:
+    """Whether an index is [:a, :b, ...]."""
+    parts = index.elts if isinstance(index, ast.Tuple) else [index]
+    return all(isinstance(part, ast.Slice) and part.lower is None and part.step is None for part in parts)
 
 
 def _keeps_everything(parts: tuple[Value, ...]) -> bool:

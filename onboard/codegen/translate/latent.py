@@ -64,6 +64,8 @@ def attention(args: Args) -> Value | None:
     match args.positional[1:4]:
         case [Joined(parts=(q_nope, q_pe)), Expanded(part=0) as key, Expanded(part=1)]:
             pass
+        case [Code() as query, Expanded(part=0) as key, Expanded(part=1)]:
+            q_nope, q_pe = _split(query, key.kpe)
         case _:
             return None
     given = {**dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)), **args.keywords}
@@ -80,6 +82,16 @@ def attention(args: Args) -> Value | None:
     else:
         called = ast.Call(op("torch_mla"), [*tensors, constant(True), scale], [])
     return Items((Code(called), NONE))
+
+
+def _split(query: Code, kpe: Value) -> tuple[Code, Code]:
+    """Return the channels of a query for the latent's keys and those for the keys that are the same for all heads."""
+    size = ast.UnaryOp(ast.USub(), ast.Subscript(attribute(_by_sequence(kpe), "shape"), constant(-1), ast.Load()))
+    tensor = _by_sequence(query)
+    parts = [ast.Slice(None, size, None), ast.Slice(size, None, None)]
+    codes = [ast.Subscript(tensor, ast.Tuple([constant(...), part], ast.Load()), ast.Load()) for part in parts]
+    first, second = (Code(code, transposed=True) for code in codes)
+    return first, second
 
 
 def _by_sequence(value: Value) -> ast.expr:

@@ -15,6 +15,15 @@ COMPLEX = "complex"
 POSITIONS = "positions"
 """Form of `position_ids` where they stand for positions of one row that transformers counts."""
 
+TRIANGLE = "triangle"
+"""Form of a buffer of ones where a query (row) may see a key (column), zeros above the diagonal; or of its corner."""
+
+ROWS = "rows"
+"""Form of a table's rows at `POSITIONS`: transformers has [sequence, dim], generated code [batch, sequence, dim]."""
+
+CHUNKED = "chunks"
+"""Form of the mask of attention in chunks, which exists at run time; where it is None, attention is plainly causal."""
+
 UPCAST = "upcast"
 """Form of a tensor that was cast to float32, as modeling code does with queries and keys before it multiplies them."""
 
@@ -60,7 +69,7 @@ class Code(Value):
     transposed: bool = False
     """The value is `expr.transpose(1, 2)`: heads and sequence are swapped later, or never."""
     form: str | None = None
-    """`COMPLEX`, `POSITIONS`, `UPCAST`, `KEYS`, `ZEROS`, `CHANNELS` or None."""
+    """`COMPLEX`, `POSITIONS`, `ROWS`, `UPCAST`, `KEYS`, `ZEROS`, `TRIANGLE`, `CHANNELS` or None."""
     optional: bool = False
     """It may be None."""
     masked: bool = False
@@ -210,6 +219,8 @@ class MaskMaker(Value):
     """A function that builds an attention mask, or a mask of padding alone."""
 
     padding: bool = False
+    chunked: bool = False
+    """The mask cuts the text into chunks of the config's length."""
 
 
 @dataclass(frozen=True, eq=False)

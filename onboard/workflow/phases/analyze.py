@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from onboard.analysis.spec import ModelSpec
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.gather import ARTIFACT as GATHER
+from onboard.workflow.remote import client as remote
 
 ARTIFACT = "spec.yaml"
 
@@ -24,17 +26,21 @@ class Analyze(Phase):
 
     def run(self, context: RunContext) -> PhaseResult:
         """Analyze and write the spec."""
-        from onboard.analysis.analyze import analyze
-
-        spec = analyze(
-            context.source.config(),
-            context.source.files(),
-            model=context.model,
-            revision=context.source.revision,
-            trust_remote_code=context.options.trust_remote_code,
-        )
+        spec = _of_own_code(context) if context.read_json(GATHER)["remote_code"] else _of_transformers(context)
         path = context.artifact(ARTIFACT)
         context.files.write(path, spec.to_yaml())
         findings = ", ".join(f"{name} {trait.value}" for name, trait in list(spec.traits.items())[:4])
         tricky = f"; {len(spec.tricky)} to look at" if spec.tricky else ""
         return PhaseResult({"spec": context.relative(path)}, f"{spec.architecture}: {findings}{tricky}")
+
+
+def _of_transformers(context: RunContext) -> ModelSpec:
+    from onboard.analysis.analyze import analyze
+
+    config, folder = context.source.config(), context.source.files()
+    return analyze(config, folder, model=context.model, revision=context.source.revision)
+
+
+def _of_own_code(context: RunContext) -> ModelSpec:
+    text = remote.call(context, "analyze", model=context.model, revision=context.source.revision)
+    return ModelSpec.from_yaml(text)

@@ -6,11 +6,13 @@ import hashlib
 from pathlib import Path
 from typing import Any, ClassVar
 
+from onboard.analysis.repository_source import survey_code
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.gpu import device_memory, gigabytes
 from onboard.hub import has_weights
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
-from onboard.workflow.size import ModelSize, build_on_meta, estimate_size
+from onboard.workflow.remote import client as remote
+from onboard.workflow.size import ModelSize, build_on_meta, estimate_size, module_counts
 from onboard.workflow.weights import check_weights
 
 ARTIFACT = "gather.json"
@@ -38,14 +40,15 @@ class Gather(Phase):
         """Check config, architecture, code, memory and weights, in the order of what they cost."""
         config = context.source.config()
         folder = context.source.files()
-        remote_code = require_consent_for_code(config, trusted=context.options.trust_remote_code)
+        remote_code = require_consent_for_code(config, folder, trusted=context.options.trust_remote_code)
         require_causal_lm(config)
-        build_on_meta(folder, trust_remote_code=remote_code)
-        size = estimate_size(context.source, context.options.dtype, trust_remote_code=remote_code)
+        counts = remote.call(context, "measure") if remote_code else module_counts(build_on_meta(folder))
+        size = estimate_size(context.source, context.options.dtype, counts)
         memory = check_memory(size, context)
         weights = _gather_weights(context, folder)
         facts = _facts(context, config, folder, size) | {
             "remote_code": remote_code,
+            **({"code": survey_code(folder, config).as_json()} if remote_code else {}),
             "memory": memory,
             "weights": weights,
         }
@@ -53,7 +56,7 @@ class Gather(Phase):
         return PhaseResult({"gather": context.relative(path)}, f"{size}, {memory}, weights {weights}")
 
 
-def require_consent_for_code(config: dict[str, Any], *, trusted: bool) -> bool:
+def require_consent_for_code(config: dict[str, Any], folder: Path, *, trusted: bool) -> bool:
     """Return whether the repository's own code is needed; raise `ConsentRequiredError` when it is and nobody agreed."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -67,10 +70,18 @@ def require_consent_for_code(config: dict[str, Any], *, trusted: bool) -> bool:
         )
     if not trusted:
         raise ConsentRequiredError(
-            f"the model type {model_type!r} needs Python code from the model's repository",
+            f"the model type {model_type!r} needs Python code from the model's repository ({_seen(folder, config)})",
             hint="Read that code; then run again with --trust-remote-code",
         )
     return True
+
+
+def _seen(folder: Path, config: dict[str, Any]) -> str:
+    """Return what reading the code, without running it, shows."""
+    try:
+        return str(survey_code(folder, config))
+    except OnboardError as error:
+        return error.message
 
 
 def require_causal_lm(config: dict[str, Any]) -> None:

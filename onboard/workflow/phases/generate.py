@@ -12,6 +12,8 @@ from onboard.errors import OnboardError
 from onboard.workflow.lock import WORK
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.analyze import ARTIFACT as SPEC
+from onboard.workflow.remote import client as remote
+from onboard.workflow.remote.vet import vet_model_file
 
 _REVISION = re.compile(r",\s+checkpoint revision [\w.+-]*(?=\.$)", re.MULTILINE)
 
@@ -30,11 +32,7 @@ class Generate(Phase):
 
     def run(self, context: RunContext) -> PhaseResult:
         """Generate, prove, write; a file that does not prove is not written."""
-        from onboard.codegen.model_file import generate_model_file
-        from onboard.codegen.prove import prove
-
-        text = generate_model_file(context.spec)
-        worst = max(proof.error for proof in prove(text, context.spec))
+        text, worst = _of_own_code(context) if context.spec.repository else _of_transformers(context)
         path = context.root / "models" / f"modeling_{context.spec.family}.py"
         kept = context.files.exists(path) and same_but_revision(context.files.read(path), text)
         if not kept:
@@ -42,6 +40,22 @@ class Generate(Phase):
             context.files.write(path, text)
         found = "was there already" if kept else f"{len(text.splitlines())} lines"
         return PhaseResult({"model_file": context.relative(path)}, f"{found}, largest error of a block {worst:.1e}")
+
+
+def _of_transformers(context: RunContext) -> tuple[str, float]:
+    """Return the proven text and the largest error of a block."""
+    from onboard.codegen.model_file import generate_model_file
+    from onboard.codegen.prove import prove
+
+    text = generate_model_file(context.spec)
+    return text, max(proof.error for proof in prove(text, context.spec))
+
+
+def _of_own_code(context: RunContext) -> tuple[str, float]:
+    """Do the same in the process that may run the model's own code, and look at what comes from there."""
+    made = remote.call(context, "generate", spec=context.spec.to_yaml())
+    vet_model_file(made["text"])
+    return made["text"], float(made["worst"])
 
 
 def same_but_revision(first: str, second: str) -> bool:
@@ -55,7 +69,10 @@ def _prove_for_relatives(text: str, context: RunContext) -> None:
 
     for relative in _relatives(context):
         try:
-            prove(text, relative, export=False)
+            if relative.repository:
+                remote.call(context, "check", spec=relative.to_yaml(), text=text)
+            else:
+                prove(text, relative, export=False)
         except OnboardError as error:
             raise OnboardError(
                 f"the model file for {context.model} does not serve {relative.model}, which shares it: {error.message}",

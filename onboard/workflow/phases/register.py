@@ -61,7 +61,7 @@ class Register(Phase):
 def standalone_text(context: RunContext, spec: ModelSpec, composition: list[str]) -> str:
     """Return the model's self-contained config: the composition and what is the model's own, validated."""
     base = registry.compose_config(composition, context.root).model_dump(mode="json", exclude_unset=True)
-    positions = max_positions(spec.config)
+    positions = max_positions(spec.config | (spec.repository.native if spec.repository else {}))
     own = {
         "dtype": context.options.dtype,
         "max_seq_len": min(base["max_seq_len"], positions) if positions else base["max_seq_len"],

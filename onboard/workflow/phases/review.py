@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from onboard.errors import OnboardError
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.test import model_path, test_path
+from onboard.workflow.remote import client as remote
 
 if TYPE_CHECKING:
     from onboard.agents.reviewer import Review
@@ -43,16 +44,23 @@ class ReviewPhase(Phase):
         )
 
 
+_ITEM = ("id", "title", "passed", "evidence")
 _REVIEWER = Path(__file__).resolve().parents[2] / "agents"
 
 
 def _review(context: RunContext) -> Review:
     """Review the files as they are, or as a dry run would have written them."""
-    from onboard.agents.reviewer import review
+    from onboard.agents.reviewer import Review, ReviewItem, review
 
+    names = [model_path(context), test_path(context)]
+    if context.spec.repository:
+        model, tests = (context.files.read(context.root / path) for path in names)
+        arguments = {"spec": context.spec.to_yaml(), "model": model, "tests": tests, "names": list(map(str, names))}
+        items = remote.call(context, "review", **arguments)["items"]
+        return Review([ReviewItem(**{key: item[key] for key in _ITEM}) for item in items])
     with tempfile.TemporaryDirectory() as folder:
         paths = []
-        for path in (model_path(context), test_path(context)):
+        for path in names:
             copy = Path(folder, path)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(context.files.read(context.root / path), encoding="utf-8")

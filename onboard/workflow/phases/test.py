@@ -8,6 +8,7 @@ import secrets
 import shlex
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from onboard.content import content_path
 from onboard.errors import OnboardError
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.pytest_run import RunPytest, in_new_interpreter
+from onboard.workflow.remote import client as remote
+from onboard.workflow.remote.vet import vet_tests
+
+CODE = "code"
 
 
 class TestPhase(Phase):
@@ -35,13 +40,13 @@ class TestPhase(Phase):
 
     def run(self, context: RunContext) -> PhaseResult:
         """Write and run the tests; the first that fails, bottom-up, is the error."""
-        from onboard.codegen.test_file import generate_test_file
-
         test_file = test_path(context)
-        context.files.write(context.root / test_file, generate_test_file(context.spec, context.root))
+        context.files.write(context.root / test_file, _text(context))
+        own_code = context.spec.repository is not None
+        run_pytest = partial(remote.run_pytest, context) if own_code else context.run_pytest
         with _runnable_root(context) as root:
-            gpu = context.options.device != "cpu"
-            record = run_tests(root, test_file, gpu=gpu, run_pytest=context.run_pytest)
+            gpu = context.options.device != "cpu" and not own_code  # that runs without devices
+            record = run_tests(root, test_file, gpu=gpu, run_pytest=run_pytest)
         context.write_json("tests.json", record)
         tests = record["tests"]
         if failed := [test for test in tests if test["status"] == "failed"]:
@@ -54,6 +59,21 @@ class TestPhase(Phase):
             "tests": str(context.artifact("tests.json").relative_to(context.root)),
         }
         return PhaseResult(artifacts, _summary(tests))
+
+
+def _text(context: RunContext) -> str:
+    """Return the tests' text; of a model that brings code, with a copy of that beside the work folder's artifacts."""
+    from onboard.codegen.test_file import generate_test_file
+
+    if context.spec.repository is None:
+        return generate_test_file(context.spec, context.root)
+    for name in ("config.json", *context.spec.repository.files):
+        text = (context.source.files() / name).read_text(encoding="utf-8")
+        context.files.write(context.artifact(CODE) / name, text)
+    code = context.relative(context.artifact(CODE))
+    tests = remote.call(context, "write_tests", spec=context.spec.to_yaml(), root=str(context.root), code=code)
+    vet_tests(tests)
+    return str(tests)
 
 
 def model_path(context: RunContext) -> Path:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from onboard.config import StrictModel
+from onboard.config import Mode, StrictModel
 from onboard.errors import OnboardError
 from onboard.workflow.outcome import PhaseOutcome
 from onboard.workflow.phase import RunOptions
@@ -29,7 +29,9 @@ class Job(StrictModel):
     target: Target
     folder: Path
     """The target's own: checkpoint, root, events and log."""
+    mode: Mode = "graph"
     until: str = "test"
+    """Of mode graph: the last phase of the workflow; other modes build the checkpoint's model and run it."""
     device: str = "cpu"
     seconds: float = 600.0
     gibibytes: float = 8.0
@@ -46,7 +48,7 @@ def run_child(job: Job) -> None:
             file.write(json.dumps(event) + "\n")
 
         if _make_checkpoint(job, emit):
-            _onboard(job, pytest, emit)
+            _onboard(job, pytest, emit) if job.mode == "graph" else _run(job, emit)
         emit(end=True)
 
 
@@ -86,6 +88,13 @@ def _onboard(job: Job, pytest: ForkedPytest, emit: Emit) -> None:
         emit(lines=len(path.read_text(encoding="utf-8").splitlines()))
     if (tests := context.artifact("tests.json")).exists():
         emit(tests=json.loads(tests.read_text(encoding="utf-8"))["tests"])
+
+
+def _run(job: Job, emit: Emit) -> None:
+    """Run the checkpoint in a mode that needs no model file."""
+    from onboard.workflow.sweep.modes import run_mode
+
+    run_mode(job.folder / CHECKPOINT / job.target.folder, job.mode, job.device, emit)
 
 
 class _Observer:

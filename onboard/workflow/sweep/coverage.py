@@ -9,9 +9,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from onboard.config import StrictModel
+from onboard.config import Mode, StrictModel
 from onboard.workflow.files import write_atomically
-from onboard.workflow.sweep.record import LEVELS, PREFILL, STATUSES, Entry, Status
+from onboard.workflow.sweep.record import PREFILL, STATUSES, Entry, Status, all_levels
 
 PATH = Path("registry", "coverage.json")
 _ELLIPSIS = "…"
@@ -25,6 +25,7 @@ class Coverage(StrictModel):
     source_hash: str
     """Of the code and templates that were measured."""
     device: str
+    mode: Mode = "graph"
     until: str
     limits: dict[str, float]
     """Of one target: seconds and, for each of its processes, gibibytes."""
@@ -43,12 +44,16 @@ class Coverage(StrictModel):
 
     def reached(self) -> dict[str, int]:
         """Return how many entries passed everything up to each level."""
-        depth = [LEVELS.index(entry.level) if entry.level else -1 for entry in self.entries]
-        return {level: sum(at >= index for at in depth) for index, level in enumerate(LEVELS)}
+        levels = all_levels(self.mode)
+        depth = [levels.index(entry.level) if entry.level else -1 for entry in self.entries]
+        return {level: sum(at >= index for at in depth) for index, level in enumerate(levels)}
 
     def summary(self) -> str:
         """Return the two counts that matter most, as one line."""
-        prefill, decode = self.reached()[PREFILL], self.counts()["pass"]
+        passed = self.counts()["pass"]
+        if self.mode != "graph":
+            return f"transformers' logits and greedy tokens in mode {self.mode}: {passed} of {self.asked}"
+        prefill, decode = self.reached()[PREFILL], passed
         return f"every level of prefill equivalence: {prefill} of {self.asked}; cached decode too: {decode}"
 
     def text(self) -> str:

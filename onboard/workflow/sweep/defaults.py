@@ -40,8 +40,12 @@ def complete(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def _decoder(fields: _Fields) -> dict[str, Any]:
-    """Where a class serves encoders too, a checkpoint for generation says that it is a decoder."""
-    return {"is_decoder": True} if fields.get("is_decoder") is False else {}
+    """Where a class serves encoders too, a checkpoint for generation says that it is a decoder, and causal."""
+    if fields.get("is_decoder") is not False:
+        return {}
+    # Attention in blocks of which some are random is an encoder's: no such block is causal.
+    whole = {"attention_type": "original_full"} if fields.get("attention_type") == "block_sparse" else {}
+    return {"is_decoder": True, **whole}
 
 
 def _kinds_of_layers(fields: _Fields) -> dict[str, Any]:

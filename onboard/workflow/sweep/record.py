@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from onboard.config import StrictModel
+from onboard.config import Mode, StrictModel
 from onboard.errors import NoCachedFormError
 from onboard.workflow.sweep.targets import Target, Variant, label
 
@@ -21,9 +21,21 @@ TESTED = ("block", "layer", "model", "export", "cached_decode")
 PREFILL = "export"
 """The last level that needs no cache."""
 LEVELS = ("checkpoint", "analyze", "generate", "prove", *TESTED)
+RUN = ("logits", "tokens")
+"""Levels of a model that runs without a model file."""
 LIMIT = 1e-5
 """Largest error on the CPU, in float32, whatever a test itself allows."""
 LevelStatus = Literal["passed", "failed", "skipped"]
+
+
+def measured_levels(mode: Mode) -> tuple[str, ...]:
+    """Return the levels of a mode that have an error."""
+    return TESTED if mode == "graph" else RUN
+
+
+def all_levels(mode: Mode) -> tuple[str, ...]:
+    """Return the levels of a mode, in the order in which they are reached."""
+    return LEVELS if mode == "graph" else ("checkpoint", "build", *RUN)
 
 
 class PhaseRecord(StrictModel):
@@ -43,6 +55,7 @@ class TargetRecord(StrictModel):
     """What is known of one target's process when it has ended."""
 
     target: Target
+    mode: Mode = "graph"
     end: Literal["exited", "timeout", "killed", "lost"] = "exited"
     """killed: by a signal; lost: it ended without saying how the last step went."""
     detail: str = ""
@@ -102,7 +115,7 @@ def judge(record: TargetRecord, until: str) -> Entry:
         variant=record.target.variant,
         architecture=record.architecture,
         status=status,
-        level=_reached(levels),
+        level=_reached(levels, record.mode),
         levels=levels,
         errors=_errors(record),
         lines=record.lines,
@@ -126,8 +139,10 @@ def level_statuses(record: TargetRecord) -> dict[str, LevelStatus]:
         levels["generate"] = _passed(phase.status == "done" or phase.proving)
         if levels["generate"] == "passed":
             levels["prove"] = _passed(phase.status == "done")
+    if phase := phases.get("build"):
+        levels["build"] = _passed(phase.status == "done")
     if record.tests:
-        levels |= {level: _tested(record, level) for level in TESTED}
+        levels |= {level: _tested(record, level) for level in measured_levels(record.mode)}
     return levels
 
 
@@ -151,9 +166,9 @@ def _is_measured(row: dict[str, Any]) -> bool:
     return error is not None and limit is not None and 0 <= error <= limit
 
 
-def _reached(levels: dict[str, LevelStatus]) -> str:
+def _reached(levels: dict[str, LevelStatus], mode: Mode) -> str:
     reached = ""
-    for level in LEVELS:
+    for level in all_levels(mode):
         if levels.get(level) != "passed":
             break
         reached = level
@@ -164,14 +179,14 @@ def _errors(record: TargetRecord) -> dict[str, float]:
     measured = [row for row in record.tests if row["error"] is not None]
     return {
         level: max(row["error"] for row in measured if row["level"] == level)
-        for level in TESTED
+        for level in measured_levels(record.mode)
         if any(row["level"] == level for row in measured)
     }
 
 
 def _failed_tests(record: TargetRecord) -> list[dict[str, Any]]:
     failed = [row for row in record.tests if row["status"] == "failed"]
-    order = {level: index for index, level in enumerate(TESTED)}
+    order = {level: index for index, level in enumerate(measured_levels(record.mode))}
     return sorted(failed, key=lambda row: order.get(row["level"], len(order)))
 
 
@@ -188,13 +203,13 @@ def _status(record: TargetRecord, levels: dict[str, LevelStatus], until: str) ->
     if bad := next((phase for phase in record.phases if phase.status != "done"), None):
         if (bad.name, bad.status) == ("test", "failed") and _only_lacks_a_cache(record, levels):
             return "prefill", next(row["message"] for row in _failed_tests(record)).partition(": ")[2]
-        refused = not (bad.internal or bad.proving) and bad.name in ("gather", "survey", "analyze", "generate")
+        refused = not (bad.internal or bad.proving) and bad.name in ("gather", "survey", "analyze", "generate", "build")
         return ("refused" if refused else "fail"), f"{bad.name}: {bad.error or bad.status}"
-    if missing := next((level for level in LEVELS if levels.get(level) != "passed"), None):
+    if missing := next((level for level in all_levels(record.mode) if levels.get(level) != "passed"), None):
         return "fail", f"the level {missing} was {_fate(levels.get(missing))}"
     if record.missing != []:
         return "fail", f"the tiny checkpoint lacks {', '.join(record.missing or ['what nobody looked for'])}"
-    if record.is_causal is not True or not record.phases or record.phases[-1].name != until:
+    if record.is_causal is not True or not record.phases or record.phases[-1].name != _last_phase(record, until):
         return "fail", f"the run did not come to the end of {until}"
     return "pass", ""
 
@@ -207,7 +222,11 @@ def _only_lacks_a_cache(record: TargetRecord, levels: dict[str, LevelStatus]) ->
     said = f"{NoCachedFormError.__module__}.{NoCachedFormError.__qualname__}: "
     unable = all(row["level"] == "cached_decode" and row["message"].startswith(said) for row in _failed_tests(record))
     complete = record.missing == [] and record.is_causal is True
-    return unable and complete and _reached(levels) == PREFILL and levels["cached_decode"] == "failed"
+    return unable and complete and _reached(levels, record.mode) == PREFILL and levels["cached_decode"] == "failed"
+
+
+def _last_phase(record: TargetRecord, until: str) -> str:
+    return until if record.mode == "graph" else "build"
 
 
 def _fate(status: LevelStatus | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from onboard.config import suggest
+from onboard.config import Mode, suggest
 from onboard.errors import UsageError
 from onboard.workflow.engine import PHASES
 from onboard.workflow.sweep.child import Job
@@ -21,6 +21,7 @@ class SweepOptions:
     """How every target is onboarded."""
 
     until: str = "test"
+    mode: Mode = "graph"
     device: str = "cpu"
     seconds: float = 600.0
     """Time limit of one target."""
@@ -66,10 +67,16 @@ class Sweep:
         """Return a job for each target."""
         return [self._job(target) for target in self.targets]
 
+    @property
+    def _subfolder(self) -> str:
+        """Where results of another mode than the usual one lie."""
+        return "" if self.options.mode == "graph" else f"mode-{self.options.mode}"
+
     def _job(self, target: Target) -> Job:
         return Job(
             target=target,
-            folder=sweep_folder(self.root) / target.folder,
+            folder=sweep_folder(self.root) / self._subfolder / target.folder,
+            mode=self.options.mode,
             until=self.options.until,
             device=self.options.device,
             seconds=self.options.seconds,

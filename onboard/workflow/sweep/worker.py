@@ -142,7 +142,7 @@ def record_is_complete(job: Job) -> bool:
 
 def read_record(job: Job) -> TargetRecord:
     """Put a child's events together."""
-    record = TargetRecord(target=job.target)
+    record = TargetRecord(target=job.target, mode=job.mode)
     for event in _events(job):
         if made := event.pop("checkpoint", None):
             record.architecture, record.is_causal = made["architecture"], made["is_causal"]

@@ -137,7 +137,7 @@ def _follow(family: str, seed: int) -> str:
     """Return the file generated from the installed mutant, once it is found to be the mutant.
 
     Raises:
-        OnboardError: the tool refuses the mutant.
+        OnboardError: the tool refuses the mutant, or notes that it contradicts itself.
         Unnoticed: it does not, and should have.
     """
     spec = analyze(_config(family), model=f"test/{family}")
@@ -147,6 +147,8 @@ def _follow(family: str, seed: int) -> str:
     randomize_(mutant, seed)  # other weights than those that the tool probes with
     with _registered(text, spec) as model_class:
         error = _difference(_same_weights(model_class, mutant), mutant, _probes(mutant, seed))
+    if not error <= TOLERANCE and (notes := set(spec.tricky) - set(_original(family).spec.tricky)):
+        raise OnboardError(f"noted: {'; '.join(notes)}")
     if not error <= TOLERANCE:
         raise Unnoticed(f"the generated file is proven, and is not the mutant (rmse ratio {error:.1e})")
     if _passes(_original(family).text, spec):

@@ -38,7 +38,7 @@ TINY: dict[str, Any] = {
 
 
 def make_context(
-    folder: Path, model_type: str = "llama", mode: Literal["generated", "hf"] = "generated", **config: Any
+    folder: Path, model_type: str = "llama", mode: Literal["graph", "hf"] = "graph", **config: Any
 ) -> TransformContext:
     """Save a tiny config in `folder` (and the canonical llama as its model file) and make a context on the CPU."""
     attention = {key: config.pop(key) for key in ("attn_implementation",) if key in config}

@@ -14,7 +14,7 @@ from onboard.graph.factory import ModelFactory
 from onboard.graph.fx import graph_modules, nodes_of, placeholders
 
 
-@pytest.mark.parametrize("mode", ["generated", "hf"])
+@pytest.mark.parametrize("mode", ["graph", "hf"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_graph_computes_what_the_model_computes(tmp_path: Path, mode, tied: bool) -> None:
     context = make_context(tmp_path, mode=mode, tie_word_embeddings=tied, attention_bias=True)

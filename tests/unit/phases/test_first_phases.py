@@ -93,12 +93,12 @@ def test_gather_depends_on_the_weights_of_a_folder(checkpoint: Path, tmp_path: P
     assert phase.inputs(context(checkpoint, tmp_path)) != before
 
 
-def test_remote_code_that_transformers_has_itself_needs_no_consent() -> None:
+def test_remote_code_that_transformers_has_itself_needs_no_consent(tmp_path: Path) -> None:
     config = {"model_type": "llama", "auto_map": {"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"}}
-    assert not gather.require_consent_for_code(config, trusted=False)
+    assert not gather.require_consent_for_code(config, tmp_path, trusted=False)
     with pytest.raises(ConsentRequiredError):
-        gather.require_consent_for_code({**config, "model_type": "nonesuch"}, trusted=False)
-    assert gather.require_consent_for_code({**config, "model_type": "nonesuch"}, trusted=True)
+        gather.require_consent_for_code({**config, "model_type": "nonesuch"}, tmp_path, trusted=False)
+    assert gather.require_consent_for_code({**config, "model_type": "nonesuch"}, tmp_path, trusted=True)
 
 
 @pytest.mark.parametrize(

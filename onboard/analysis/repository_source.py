@@ -1,0 +1,150 @@
+"""What the code of a model's repository says, read without running it."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onboard.errors import OnboardError
+
+WATCHED = {
+    *("os", "sys", "subprocess", "socket", "shutil", "ctypes", "pickle", "marshal", "importlib", "builtins", "runpy"),
+    *("urllib", "http", "requests", "ftplib", "asyncio", "multiprocessing", "threading", "signal", "tempfile", "glob"),
+    *("pathlib", "base64", "codecs", "zipfile", "tarfile", "huggingface_hub", "pip", "setuptools", "webbrowser"),
+}
+"""Modules with which code reaches beyond tensors."""
+_CALLS = {"eval", "exec", "compile", "open", "__import__", "getattr", "setattr", "globals", "load", "system"}
+_QUIET = (
+    ast.Import,
+    ast.ImportFrom,
+    ast.FunctionDef,
+    ast.ClassDef,
+    ast.Assign,
+    ast.AnnAssign,
+    ast.Expr,
+    ast.If,
+    ast.Try,
+)
+
+
+@dataclass
+class CodeSurvey:
+    """The Python files that a model's `auto_map` leads to."""
+
+    classes: dict[str, str]
+    """`AutoConfig` -> "file.Class" and the like."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Name -> sha256."""
+    lines: int = 0
+    imports: list[str] = field(default_factory=list)
+    """Packages outside the repository."""
+    remarkable: list[str] = field(default_factory=list)
+    """`file.py:12: import subprocess` and the like: what reaches beyond tensors, and what runs at import."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the survey as JSON-able data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        found = f"{', '.join(self.files)}: {self.lines} lines, imports {', '.join(self.imports) or 'nothing'}"
+        return found + (f"; look at {'; '.join(self.remarkable[:5])}" if self.remarkable else "")
+
+
+def survey_code(folder: Path, config: Mapping[str, Any]) -> CodeSurvey:
+    """Parse the files that `auto_map` names and those that they import from the repository.
+
+    Raises:
+        OnboardError: a file is missing or is no Python, or the code lies in another repository.
+    """
+    survey = CodeSurvey(class_names(config))
+    waiting = [f"{reference.rpartition('.')[0].replace('.', '/')}.py" for reference in survey.classes.values()]
+    while waiting:
+        name = waiting.pop(0)
+        if name not in survey.files:
+            waiting += _read(folder, name, survey)
+    survey.imports = sorted(set(survey.imports))
+    return survey
+
+
+def class_names(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the config's `auto_map` for the two classes that are needed, its names checked."""
+    auto_map = config.get("auto_map")
+    found = {}
+    for key in ("AutoConfig", "AutoModelForCausalLM"):
+        reference = auto_map.get(key) if isinstance(auto_map, dict) else None
+        if not isinstance(reference, str):
+            raise OnboardError(f"the model brings code, and its auto_map names no {key}", hint="It cannot be onboarded")
+        if "--" in reference:
+            raise OnboardError(f"{key} lies in another repository ({reference})", hint="Onboard a copy that is whole")
+        if "." not in reference or not all(part.isidentifier() for part in reference.split(".")):
+            raise OnboardError(f"auto_map has {reference!r}, which is no module and class", hint="Do not trust it")
+        found[key] = reference
+    return found
+
+
+def _read(folder: Path, name: str, survey: CodeSurvey) -> list[str]:
+    """Add one file to the survey; return the names of the repository's files that it imports."""
+    path = folder / name
+    try:
+        data = path.read_bytes()
+        tree = ast.parse(data)
+    except FileNotFoundError as error:
+        raise OnboardError(f"the model's code lacks {name}", hint="Fetch the repository anew") from error
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise OnboardError(
+            f"{name} of the model's repository is not Python ({error})", hint="Do not trust it"
+        ) from error
+    survey.files[name] = hashlib.sha256(data).hexdigest()
+    survey.lines += data.count(b"\n") + 1
+    survey.remarkable += [f"{name}:{line}: {text}" for line, text in _remarkable(tree)]
+    inside = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            survey.imports += [alias.name.split(".")[0] for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            survey.imports.append((node.module or "").split(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            inside += _inside(node, name)
+    return inside
+
+
+def _inside(node: ast.ImportFrom, name: str) -> list[str]:
+    folder = name.split("/")[: -node.level]
+    modules = [node.module] if node.module else [alias.name for alias in node.names]
+    return ["/".join([*folder, *module.split(".")]) + ".py" for module in modules]
+
+
+def _remarkable(tree: ast.Module) -> list[tuple[int, str]]:
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, f"import {alias.name}") for alias in node.names if _is_watched(alias.name)]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and _is_watched(node.module or ""):
+            found.append((node.lineno, f"from {node.module} import"))
+        elif isinstance(node, ast.Call) and _called(node) in _CALLS and not _is_attribute_by_name(node):
+            found.append((node.lineno, f"{_called(node)}(...)"))
+    found += [(node.lineno, "runs at import") for node in tree.body if not _is_quiet(node)]
+    return sorted(found)
+
+
+def _is_watched(module: str) -> bool:
+    return module.split(".")[0] in WATCHED
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+
+
+def _is_attribute_by_name(node: ast.Call) -> bool:
+    """Whether a call is `getattr(x, "name")` and the like: no more than an attribute."""
+    return _called(node) in ("getattr", "setattr") and len(node.args) > 1 and isinstance(node.args[1], ast.Constant)
+
+
+def _is_quiet(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)
+    return isinstance(node, _QUIET)

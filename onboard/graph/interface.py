@@ -1,0 +1,29 @@
+"""The sequence interface of a run: made once, by the first transform that puts in a cache."""
+
+from __future__ import annotations
+
+import torch
+
+from onboard.graph.context import TransformContext
+from onboard.graph.sequence import CachedSequenceInterface, SequenceInfo
+
+
+def make_interface(context: TransformContext) -> CachedSequenceInterface:
+    """Return the run's sequence interface, without caches yet."""
+    runtime = context.runtime
+    return CachedSequenceInterface(
+        SequenceInfo(
+            max_batch_size=runtime.max_batch_size,
+            max_seq_len=runtime.max_seq_len,
+            max_num_tokens=runtime.max_num_tokens,
+            page_size=runtime.kv_cache_config.tokens_per_block,
+            device=context.device,
+            first_position=context.first_position,
+        )
+    )
+
+
+def cache_dtype(context: TransformContext) -> torch.dtype | None:
+    """Return the dtype that the run asks of its caches, None for that of the keys and values."""
+    name = context.runtime.kv_cache_config.dtype
+    return None if name == "auto" else getattr(torch, name)

@@ -1,0 +1,23 @@
+"""A model's own code as generated tests import it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from onboard.analysis.repository import install
+from onboard.errors import ConsentRequiredError
+from onboard.hub import read_config
+
+CONSENT = "ONBOARD_TRUST_REMOTE_CODE"
+
+
+def repository_code(folder: Path) -> None:
+    """Make the copy of a repository's code in `folder` importable as the package `repository_code`.
+
+    Raises:
+        ConsentRequiredError: the environment variable ONBOARD_TRUST_REMOTE_CODE is not 1.
+    """
+    if os.environ.get(CONSENT) != "1":
+        raise ConsentRequiredError(f"these tests run the code in {folder}", hint=f"Read it, then set {CONSENT}=1")
+    install(folder, read_config(folder))

@@ -1,0 +1,45 @@
+"""Checkpoints of models that bring their own code, and the command on them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from checkpoints import save_tokenizer
+
+CODE = Path(__file__).parent / "remote_code"
+_SAVE = """
+import json, sys
+from pathlib import Path
+from onboard.analysis.repository import install
+from onboard.analysis.tiny import build_tiny, load_config
+folder = Path(sys.argv[1])
+config = json.loads((folder / "config.json").read_text())
+install(folder, config)
+model = build_tiny(load_config(config))
+model.save_pretrained(folder / "saved")
+"""
+
+
+def save_remote(style: str, folder: Path, **fields: Any) -> Path:
+    """Save a random checkpoint of a style's model with its code beside it; return the folder.
+
+    The weights are made in a process of their own, for this one must never have the code imported.
+    """
+    shutil.copytree(CODE / style, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    made = subprocess.run([sys.executable, "-c", _SAVE, str(folder)], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr[-3000:]
+    saved = folder / "saved"
+    config = json.loads((saved / "config.json").read_text())
+    path.write_text(json.dumps({**config, "auto_map": json.loads(path.read_text())["auto_map"]}))
+    for file in saved.glob("*.safetensors*"):
+        file.rename(folder / file.name)
+    shutil.rmtree(saved)
+    save_tokenizer(folder)
+    return folder

@@ -1,0 +1,128 @@
+"""What transformers' attention interface is asked for, and which of it the canonical op may stand for."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.masking_utils import (
+    and_masks,
+    bidirectional_mask_function,
+    causal_mask_function,
+    chunked_causal_mask_function,
+    or_masks,
+    sliding_window_causal_mask_function,
+)
+
+from onboard.errors import OnboardError
+from onboard.graph.attention_probe import check_calls
+from onboard.graph.hf_attention import AttentionCall, attention_recorded, rule_form
+from onboard.graph.hf_export import canonical_attention
+from onboard.graph.masks import MaskForm
+from tests.unit.graph.graph_support import TINY
+
+LENGTH = 4096
+
+
+def _first_four(batch: Any, head: Any, query: Any, key: Any) -> Any:
+    return key < 4
+
+
+@pytest.mark.parametrize(
+    ("rule", "form"),
+    [
+        (causal_mask_function, MaskForm(True)),
+        (bidirectional_mask_function, MaskForm(False)),
+        (sliding_window_causal_mask_function(1), MaskForm(True, 1)),
+        (sliding_window_causal_mask_function(1000), MaskForm(True, 1000)),
+        (sliding_window_causal_mask_function(LENGTH), MaskForm(True)),  # no sequence is longer
+        (chunked_causal_mask_function(1000, torch.zeros(1, dtype=int)), None),
+        (chunked_causal_mask_function(LENGTH, torch.zeros(1, dtype=int)), MaskForm(True)),
+        (or_masks(causal_mask_function, _first_four), None),  # a prefix that all see
+        (and_masks(causal_mask_function, _first_four), None),
+        (lambda batch, head, query, key: torch.zeros(2)[key], None),  # not of indices alone
+    ],
+)
+def test_a_masks_rule_is_known_by_what_it_allows(rule: Any, form: MaskForm | None) -> None:
+    assert rule_form(rule, LENGTH) == form
+
+
+def _record(model_type: str, **config: Any) -> tuple[nn.Module, list[AttentionCall], torch.Tensor, torch.Tensor]:
+    """Return a model, the calls of one pass, its logits with canonical attention, and its own."""
+    torch.manual_seed(seed := int(torch.randint(2**31, ())))
+    print(f"seed {seed}")
+    settings = AutoConfig.for_model(model_type, **{**TINY, **config})
+    model = AutoModelForCausalLM.from_config(settings, attn_implementation="eager").eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.2)
+    calls: list[AttentionCall] = []
+
+    def attend(call: AttentionCall) -> torch.Tensor:
+        calls.append(call)
+        return canonical_attention(call)
+
+    ids = torch.randint(97, (2, 13))
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+        with attention_recorded(model, attend, LENGTH):
+            actual = model(ids, use_cache=False).logits
+        assert torch.equal(model(ids, use_cache=False).logits, expected)  # it is its own again
+    return model, calls, actual, expected
+
+
+def test_a_pass_with_canonical_attention_is_the_same_pass() -> None:
+    model, calls, actual, expected = _record(
+        "gemma2", sliding_window=5, attn_logit_softcapping=3.0, query_pre_attn_scalar=16
+    )
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    assert [(call.window, call.logit_cap, call.scale) for call in calls] == [(5, 3.0, 0.25), (None, 3.0, 0.25)]
+    check_calls(model, calls)
+
+
+def test_sinks_are_the_modules_own() -> None:
+    model, calls, actual, expected = _record("gpt_oss", sliding_window=5, num_local_experts=4, num_experts_per_tok=2)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    assert all(call.own == {"s_aux": "sinks"} for call in calls)
+    check_calls(model, calls)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda out, kwargs: out * 1.001, "computes something else"),
+        (lambda out, kwargs: out[..., :1], "cannot be run by itself"),
+        (lambda out, kwargs: out + 0.01 * kwargs["scaling"], "computes something else"),
+    ],
+)
+def test_attention_that_does_more_is_refused(monkeypatch: pytest.MonkeyPatch, change: Any, problem: str) -> None:
+    model, calls, *_ = _record("llama")
+    module = sys.modules[type(model).__module__]
+    own = module.eager_attention_forward
+
+    def other(*args: Any, **kwargs: Any) -> Any:
+        out, weights = own(*args, **kwargs)
+        return change(out, kwargs), weights
+
+    monkeypatch.setattr(module, "eager_attention_forward", other)
+    with pytest.raises(OnboardError, match=rf"attention of model.layers.0.self_attn cannot be replaced: .*{problem}"):
+        check_calls(model, calls)
+
+
+def test_a_mask_that_the_model_changed_is_refused() -> None:
+    """A sparse indexer hides keys from the mask that it was given, as its own attention does when asked for eager."""
+    sparse = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    experts = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}
+    sizes = {"num_key_value_heads": 4, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 16}
+    model, calls, *_ = _record("deepseek_v32", **sparse, **experts, **sizes)
+    with pytest.raises(OnboardError, match="its mask depends on more than positions"):
+        check_calls(model, calls)
+
+
+def test_attention_without_a_mask_or_to_later_tokens_is_refused() -> None:
+    model, calls, *_ = _record("llama", is_causal=False)
+    with pytest.raises(OnboardError, match="it sees later tokens|it has no mask, so it is not causal"):
+        check_calls(model, calls)

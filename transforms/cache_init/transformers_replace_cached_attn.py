@@ -1,0 +1,52 @@
+"""Put a back end's attention over the paged cache in place of the attention of transformers' eager model."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from onboard.errors import OnboardError
+from onboard.graph.cached_hf import CachedTransformersModel
+from onboard.graph.context import TransformContext
+from onboard.graph.descriptor import AttentionDescriptor
+from onboard.graph.interface import cache_dtype, make_interface
+from onboard.graph.sequence import CachedSequenceInterface
+from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+
+
+class HFReplaceCachedAttnConfig(TransformConfig):
+    """Fields of `transformers_replace_cached_attn`."""
+
+    backend: str | None = None
+    """The attention back end; None: that of the run."""
+
+
+@register_transform("transformers_replace_cached_attn")
+class HFReplaceCachedAttn(BaseTransform[HFReplaceCachedAttnConfig]):
+    """From here on the model takes one flat row of tokens, the sequence metadata and the caches.
+
+    Layers may differ in every way: each call that `detect_hf_attn_layers` found has caches of its own.
+    """
+
+    config_class = HFReplaceCachedAttnConfig
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        """Register the caches with `context.cache` and wrap the model."""
+        if not context.attention:
+            raise OnboardError("no attention layers are known", hint="Leave detect_hf_attn_layers enabled")
+        if context.cache is None:
+            context.cache = make_interface(context)
+        op = AttentionDescriptor().cached_op(self.config.backend or context.attn_backend)
+        names = [_add_caches(index, context) for index in range(len(context.attention))]
+        model = CachedTransformersModel(gm, context.attention, names, op)
+        return model, TransformInfo(num_matches=len(names), is_clean=True, has_valid_shapes=True)
+
+
+def _add_caches(index: int, context: TransformContext) -> tuple[str, str]:
+    """Register the two caches of a layer; return their names."""
+    cache = context.cache
+    assert isinstance(cache, CachedSequenceInterface)
+    resources = context.attention[index].resources(cache.info.page_size, cache_dtype(context))
+    for name, resource in resources.items():
+        cache.add_cache(f"{name}_{index}", resource)
+    keys, values = resources
+    return f"{keys}_{index}", f"{values}_{index}"
