@@ -80,7 +80,9 @@ def translated(text: str, folder: Path, *, alibi: bool = False, **config: Any) -
     model.config = values
     translator = Translator(model, {}, {}, alibi=alibi)
     translator.__dict__["counts_positions"] = True
-    (state,) = translator.reached(translator.construct(module.Toy, Args([Config(name("config"))], {}, [])))
+    (state,) = translator.reached(
+        translator.construct(module.Toy, Args([Config(name("config"), translator.config)], {}, []))
+    )
     given: dict[str, Value] = {"x": Code(name("x")), "mask": Mask()}
     return print_block(translator._method(state, "forward", Args([], given, [])).body), model
 
