@@ -17,6 +17,7 @@ from onboard.analysis import mixers, probe, repository
 from onboard.analysis.biases import position_bias
 from onboard.analysis.composite import is_under, unused_parts
 from onboard.analysis.experts import probe_experts
+from onboard.analysis.masks import mask_makers
 from onboard.analysis.own_cache import cache_notes
 from onboard.analysis.positions import first_position
 from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
@@ -105,6 +106,8 @@ def _spec(
     source = module_source(type(tiny).__module__)
     eager = unused_parts(tiny, recordings[0].modules.keys())
     blocks = [*_module_blocks(tiny, recordings[0], eager), *_rope_blocks(recordings), *_scan_blocks(recordings[0])]
+    if not recordings[0].attention:
+        blocks += _mask_blocks(tiny)
     whole = _without_memory(full)
     kinds = _layer_kinds(whole, tiny, recordings[0], {b.class_name for b in blocks if b.kind == "experts"}, eager)
     return ModelSpec(
@@ -355,6 +358,15 @@ def _scan_blocks(recording: Recording) -> list[Block]:
             evidence=finding.evidence,
         )
     return list(blocks.values())
+
+
+def _mask_blocks(model: nn.Module) -> list[Block]:
+    """Return a block for each function or method that makes the causal mask of attention that is written out."""
+    evidence = ["probe: returns a causal mask whenever it is called"]
+    source = location(type(model)).split(":")[0]
+    return [
+        Block(class_name=item, kind="mask", path="", source=source, evidence=evidence) for item in mask_makers(model)
+    ]
 
 
 def _layer_kinds(

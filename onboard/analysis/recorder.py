@@ -153,9 +153,12 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
         settings = {"scaling": scaling, "softcap": cap, "s_aux": None if sinks is None else "tensor"}
         chunk = _chunk(attention_mask, model.config)
         causal = chunk is not None or _is_causal(attention_mask, query.shape[2], window)
+        bias = keywords.get("position_bias")
+        if not causal and bias is None and _hides_later_keys(attention_mask):
+            causal, bias = True, attention_mask
         recording.attention.append(AttentionCall(paths[module], window, causal, settings, query.shape[1], key.shape[1]))
         indices = keywords.get("indices")
-        chosen = None if indices is None else chosen_keys(indices, key.shape[2])
+        chosen = bias if indices is None else chosen_keys(indices, key.shape[2])
         if chunk is not None:
             chosen = _same_chunk(query.shape[2], chunk)
         settings_of_op = (chosen, 0.0, True, scaling, sinks, window, cap, "bnsd")
@@ -192,6 +195,14 @@ def _is_causal(mask: torch.Tensor | None, length: int, window: int | None) -> bo
     distance = torch.arange(length).unsqueeze(1) - torch.arange(length)
     allowed = (distance >= 0) & (distance < (window or length))
     return mask is not None and bool(((mask == 0) == allowed).all())
+
+
+def _hides_later_keys(mask: torch.Tensor | None) -> bool:
+    """Whether a mask is a bias of its own that is causal: later keys have the least number, others what it likes."""
+    if mask is None or mask.dim() != 4 or not mask.is_floating_point():
+        return False
+    later = torch.ones(mask.shape[-2:], dtype=torch.bool).triu(1)
+    return bool((mask[..., later] <= torch.finfo(mask.dtype).min / 2).all())
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from onboard.codegen.translate import experts
 from onboard.codegen.translate.blocks import NORMS, Recognised
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.emit import ClassText, MethodText, config_of, emit, rope_default
+from onboard.codegen.translate.state import ClassState
 from onboard.codegen.translate.values import Config, Untranslatable
 from onboard.errors import OnboardError
 
@@ -46,7 +47,7 @@ def generate_model_file(spec: ModelSpec) -> str:
     _check_identifiers(spec)
     translator, model = make_translator(spec)
     try:
-        top = translator.translate()
+        top = _translated(translator)
         classes, functions = emit(translator, top)
         norms = sorted(translator.own_norms & set().union(*(item.reads for item in classes)))
         blocks = [render(f"model/own_{name.lower()}.py.j2").strip() for name in norms]
@@ -79,6 +80,18 @@ def generate_model_file(spec: ModelSpec) -> str:
     return format_python(text)
 
 
+def _translated(translator: Translator) -> ClassState:
+    """Translate with masks known as such; where that leads nowhere, with the code that makes them as it is written."""
+    try:
+        return translator.translate()
+    except Untranslatable:
+        if not translator.mask_makers:
+            raise
+    translator.mask_makers.clear()
+    translator.facts.clear()
+    return translator.translate()
+
+
 def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     """Return a translator of a spec's architecture and the tiny model that it looks at."""
     model = build_tiny(load_config(spec.config))
@@ -92,7 +105,11 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     latents = {b.class_name: b.parameters for b in spec.blocks if b.kind == "attention" and b.parameters.get("expand")}
     bias = spec.traits.get("position_bias")
     alibi = bias is not None and bias.value == "alibi"
-    return Translator(model, recognised, ropes, scans, latents, dims, spec.eager, alibi=alibi), model
+    translator = Translator(model, recognised, ropes, scans, latents, dims, spec.eager, alibi=alibi)
+    tables = {b.class_name: b.parameters.get("table_dims") for b in spec.blocks if b.kind == "rope"}
+    translator.rope_tables |= {name: int(dims) for name, dims in tables.items() if dims is not None}
+    translator.mask_makers |= {b.class_name for b in spec.blocks if b.kind == "mask"}
+    return translator, model
 
 
 def _check_identifiers(spec: ModelSpec) -> None:
@@ -232,9 +249,14 @@ def _import_line(name: str, obj: Any, source: Any) -> str:
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
                     return f"import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")
-    if not source.module.__name__.startswith("transformers.models.") and getattr(source.module, name, None) is obj:
+    if _is_shared(source.module.__name__) and getattr(source.module, name, None) is obj:
         return f"from {source.module.__name__} import {name}"  # of transformers' shared code
     raise Untranslatable(f"the global {name} ({type(obj).__name__})")
+
+
+def _is_shared(module: str) -> bool:
+    """Whether a module is transformers' own and no model's: a generated file never imports what it is compared with."""
+    return module.startswith("transformers.") and not module.startswith("transformers.models.")
 
 
 __all__ = ["generate_model_file", "make_translator", "module_source"]

@@ -160,6 +160,8 @@ def _store_tuple(targets: list[ast.expr]) -> ast.Tuple:
 
 
 def _stored(target: ast.expr) -> ast.expr:
+    if isinstance(target, ast.Tuple):
+        return _store_tuple(target.elts)
     if not isinstance(target, ast.Name):
         raise Untranslatable(f"unpacking into {ast.unparse(target)}")
     return name(target.id, store=True)
@@ -171,8 +173,10 @@ def _unpack_code(targets: list[ast.expr], value: Code, frame: Frame, origin: ast
     names = [name(f"{item.attr}_value", True) if item in attributes else _stored(item) for item in targets]
     frame.emit(ast.Assign([ast.Tuple(list(names), ast.Store())], value.expr), origin)
     for target, part in zip(targets, names, strict=True):
-        assert isinstance(part, ast.Name)
-        frame.env.values[part.id] = Code(name(part.id), value.static, value.transposed)
+        inner = [item.id for item in ast.walk(part) if isinstance(item, ast.Name)]
+        frame.env.values.update({item: Code(name(item), value.static, value.transposed) for item in inner})
+        if not isinstance(part, ast.Name):
+            continue
         if target in attributes:
             store(target, frame.env.values[part.id], frame, origin)
 

@@ -343,7 +343,9 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if (chosen := composite.chosen_class(obj, args)) is not None:
         return frame.translator.construct(chosen, args)
     if (op := frame.translator.rope_op(obj)) is not None:
-        return canonical.rope(obj, op, args, frame.translator.rope_dims.get(obj.__name__))
+        translator = frame.translator
+        dims = translator.rope_dims.get(obj.__name__), translator.rope_tables.get(obj.__name__)
+        return canonical.rope(obj, op, args, *dims)
     if (form := recurrent.form_of(obj, frame)) is not None:
         return recurrent.scan(obj, form, args)
     if latent.names_of(frame) and (parts := latent.rearranged(obj, expr, args)) is not None:

@@ -52,6 +52,7 @@ from onboard.codegen.translate.values import (
     Known,
     Made,
     Mapping,
+    Mask,
     Method,
     Result,
     Self,
@@ -105,9 +106,17 @@ class Translator:
         self.latents = latents or {}
         self.eager = eager
         self.rope_dims = rope_dims or {}
+        self.rope_tables: dict[str, int] = {}
+        """Helpers that apply RoPE and take its tables whole -> the tables' dimensions."""
+        self.mask_makers: set[str] = set()
+        """Functions and methods that make the causal mask."""
         self.alibi = alibi
         self.specialised = False
         """Branches on the config are decided, and guarded, as this config has them."""
+        self.pairs_positions = False
+        """Distances were found between positions that transformers counts, which tell nothing of the batch."""
+        self.writes_positions = False
+        """Counted positions stay `torch.arange`, as they are written."""
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.shared: dict[tuple[type, str], set[str]] = {}
         """Parameters that a method takes because other classes' methods, which are called in its place, need them."""
@@ -131,8 +140,16 @@ class Translator:
         try:
             return self._fixed_point()
         except Untranslatable:
-            self.specialised = True
             self.facts = {}
+            self.writes_positions = self.pairs_positions
+            self.specialised = not self.writes_positions
+        try:
+            return self._fixed_point()
+        except Untranslatable:
+            if self.specialised:
+                raise
+            self.facts = {}
+            self.specialised = True
         return self._fixed_point()
 
     def _fixed_point(self) -> ClassState:
@@ -278,6 +295,8 @@ class Translator:
         value = state.attribute(attr, name("self"), frame)
         if not isinstance(value, Method):
             return call_value(value, args, frame)
+        if attr in self.mask_makers:
+            return Mask()
         if attr == "register_buffer" and frame.kind == "init":
             return self._register_buffer(args, frame)
         if (names := latent.names_of(frame)) is not None and names["expand"] == attr:
@@ -341,11 +360,15 @@ class Translator:
         inner.env = Env({key: value for key, value in frame.env.values.items() if key.startswith("self.")})
         inner.env.values["self"] = Self()
         inner.env.values.update(_defaults(node, inner) | bound | rest)
+        if node.args.kwarg is not None:
+            inner.env.values[node.args.kwarg.arg] = Mapping(rest)
         execute(node.body, inner)
         frame.env.values.update({key: value for key, value in inner.env.values.items() if key.startswith("self.")})
 
     def call_function(self, function: Any, args: Args, frame: Frame) -> Value:
         """Return a helper's result: inline when it comes down to an expression, else as a call of its translation."""
+        if function.__name__ in self.mask_makers:
+            return Mask()
         source = module_source(function.__module__)
         node = source.functions.get(function.__name__)
         if node is None:

@@ -236,10 +236,11 @@ def _method_text(key: str, routine: Routine, translator: Translator, state: Clas
 
 
 def _or_none(parameter: str, routine: Routine) -> str:
-    """Return what follows a parameter's type where it may be None, and where calls leave it out."""
+    """Return what follows a parameter's type where it may be None; the last ones of these may be left out."""
     if parameter not in routine.optional:
         return ""
-    return " | None = None" if parameter in routine.omitted else " | None"
+    after = routine.parameters[routine.parameters.index(parameter) :]
+    return " | None = None" if routine.optional.issuperset(after) else " | None"
 
 
 def _top_forward(routine: Routine) -> MethodText:

@@ -185,6 +185,9 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             return [value for value in fields.values() if not same(value, NONE)][position]
         case ModuleList(made=made), _:
             return Instance(made, ast.Subscript(owner.expr, residual(index), ast.Load()))
+        case Code(form=str() as form), Items(items=(Known(value=slice()), *_)) if form == POSITIONS:
+            frame.translator.pairs_positions = True
+            raise Untranslatable("distances between counted positions")
         case Code(form=str() as form), Items(items=(Known(value=None), *_)) if form == POSITIONS:
             return owner
         case Code(form=str() as form), Items(items=(Known(value=None), *rest)) if form == ROWS:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from onboard.codegen.translate.calls import Args
     from onboard.codegen.translate.frame import Frame
 
-_NOT_THERE = ("sliding_window", "softcap")
-
 
 def names_of(frame: Frame) -> Mapping[str, str] | None:
     """Return the names of the parts of latent attention when it is its code that is evaluated."""
@@ -69,16 +67,17 @@ def attention(args: Args) -> Value | None:
         case _:
             return None
     given = {**dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)), **args.keywords}
-    indices, sinks = (given.get(key, NONE) for key in ("indices", "s_aux"))
-    sparse = not same(indices, NONE)
-    not_there = _NOT_THERE if sparse else ("s_aux", *_NOT_THERE)
+    indices, sinks, window = (given.get(key, NONE) for key in ("indices", "s_aux", "sliding_window"))
+    sparse = not (same(indices, NONE) and same(window, NONE))
+    not_there = ("softcap",) if sparse else ("softcap", "s_aux")
     if odd := [item for item in not_there if not same(given.get(item, NONE), NONE)]:
         raise Untranslatable(f"latent attention with {odd[0]}")
     latent = call(attribute(_by_sequence(key.latent), "squeeze"), ast.Constant(2))
     tensors = [*map(_by_sequence, (q_nope, q_pe)), latent, _by_sequence(key.kpe), key.weight]
     scale = residual(given.get("scaling", NONE))
     if sparse:
-        called = ast.Call(op("torch_sparse_mla"), [*tensors, residual(indices), scale, residual(sinks)], [])
+        rest = [residual(item) for item in ((sinks, window) if not same(window, NONE) else (sinks,))]
+        called = ast.Call(op("torch_sparse_mla"), [*tensors, residual(indices), scale, *rest], [])
     else:
         called = ast.Call(op("torch_mla"), [*tensors, constant(True), scale], [])
     return Items((Code(called), NONE))

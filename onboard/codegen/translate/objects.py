@@ -94,7 +94,7 @@ def positions(frame: Frame) -> Code | None:
 
     A forward that does not get `position_ids` is given them by its callers, see `Translator`.
     """
-    if frame.kind != "forward" or not frame.translator.counts_positions:
+    if frame.kind != "forward" or not frame.translator.counts_positions or frame.translator.writes_positions:
         return None
     return Code(name("position_ids"), form=KEYS if frame.translator.alibi else POSITIONS)
 
