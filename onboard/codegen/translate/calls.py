@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
-from onboard.codegen.translate import biases, canonical, folded, latent, objects, recurrent, scores
+from onboard.codegen.translate import biases, canonical, causal, folded, latent, objects, recurrent, scores
 from onboard.codegen.translate.values import (
     CHANNELS,
     KEYS,
@@ -198,6 +198,8 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
             return found
     if isinstance(owner, Folded) and (changed := folded.method(owner, attr, args)) is not None:
         return changed
+    if attr == "masked_fill" and type(args.positional[0]) is Mask and not owner.static:
+        return causal.filled(owner, residual(args.positional[1]))
     if isinstance(owner, KeyBias):
         return _bias_method(owner, attr, args)
     if owner.form == KEYS and (keys := biases.key_method(owner, attr, args)) is not None:
