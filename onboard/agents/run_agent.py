@@ -142,6 +142,7 @@ class Session:
             "device": device.type,
             "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
             "dtype": str(self.context.dtype).removeprefix("torch."),
+            "mode": runtime.mode,
             "attn_backend": self.context.attn_backend,
             "compile_backend": _compile_backend(self.context),
             "world_size": runtime.world_size,

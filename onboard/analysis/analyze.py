@@ -288,7 +288,8 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     complex_form = ropes == {"torch_rope_with_complex_freqs"}
     longrope = "longrope" in str(parameters) or hasattr(config, "original_max_position_embeddings")
     scale = probe.scale_of(output)
-    style = "complex" if complex_form else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
+    whole = isinstance(output, torch.Tensor)
+    style = "complex" if complex_form or whole else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
     return probe.Finding(
         "rotary",
         {"style": style, "per_layer_type": per_layer_type, "longrope": longrope} | _of_layer_types(config),

@@ -31,7 +31,7 @@ class AttentionCall:
     window: int | None
     """Sliding window that the keyword states."""
     mask_is_causal: bool
-    """The mask is exactly causal, narrowed by the window."""
+    """The mask is exactly causal, narrowed by the window or cut into the config's chunks."""
     keywords: dict[str, Any]
     """Scaling, soft cap, sinks: scalars, or "tensor"."""
     heads: int
@@ -142,13 +142,16 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
     ) -> tuple[torch.Tensor, None]:
         window, cap, sinks = (keywords.get(item) for item in ("sliding_window", "softcap", "s_aux"))
         settings = {"scaling": scaling, "softcap": cap, "s_aux": None if sinks is None else "tensor"}
-        causal = _is_causal(attention_mask, query.shape[2], window)
+        chunk = _chunk(attention_mask, model.config)
+        causal = chunk is not None or _is_causal(attention_mask, query.shape[2], window)
         bias = keywords.get("position_bias")
         if not causal and bias is None and _hides_later_keys(attention_mask):
             causal, bias = True, attention_mask
         recording.attention.append(AttentionCall(paths[module], window, causal, settings, query.shape[1], key.shape[1]))
         indices = keywords.get("indices")
         chosen = bias if indices is None else chosen_keys(indices, key.shape[2])
+        if chunk is not None:
+            chosen = _same_chunk(query.shape[2], chunk)
         settings_of_op = (chosen, 0.0, True, scaling, sinks, window, cap, "bnsd")
         out = torch.ops.onboard.torch_attention(query, key, value, *settings_of_op)
         return out.transpose(1, 2).contiguous(), None
@@ -162,6 +165,21 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
         yield
     finally:
         config._attn_implementation = saved
+
+
+def _same_chunk(length: int, chunk: int) -> torch.Tensor:
+    chunks = torch.arange(length) // chunk
+    return chunks.unsqueeze(1) == chunks
+
+
+def _chunk(mask: torch.Tensor | None, config: Any) -> int | None:
+    """Return the length of the chunks that a mask cuts the text into; None for another mask."""
+    chunk = getattr(config, "attention_chunk_size", None)
+    if mask is None or chunk is None or chunk >= mask.shape[-1]:
+        return None
+    length = mask.shape[-1]
+    allowed = _same_chunk(length, chunk) & torch.ones(length, length, dtype=torch.bool).tril()
+    return chunk if bool(((mask == 0) == allowed).all()) else None
 
 
 def _is_causal(mask: torch.Tensor | None, length: int, window: int | None) -> bool:

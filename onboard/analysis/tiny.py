@@ -104,8 +104,8 @@ def randomize(model: nn.Module, seed: int, center: float = _NORM) -> None:
     """Fill every floating-point tensor of the state dict, norm weights, biases and sinks too, with random values.
 
     Those of vectors lie around `center`, those of norms around 0.7. Recurrent mixers take their decay and their step
-    from vectors through exp and softplus: with 0.7 they forget within a few tokens, with a negative center they remember
-    for long. Norms of another size would let rounding errors grow from layer to layer.
+    from vectors through exp and softplus: with 0.7 they forget within a few tokens, with a negative center they
+    remember for long. Norms of another size would let rounding errors grow from layer to layer.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -14,6 +14,8 @@ HIDDEN = 64
 HEADS = 4
 WINDOW = 5
 """Shorter than any prompt that probes and proofs use."""
+CHUNK = 8
+"""So, too, what attention is cut into."""
 MAX_POSITIONS = 256
 ORIGINAL_POSITIONS = 64
 """Where RoPE that scales with length switches; prompts lie on both sides of it."""
@@ -28,6 +30,8 @@ _SIZES = {
     "max_position_embeddings": MAX_POSITIONS,
     "original_max_position_embeddings": ORIGINAL_POSITIONS,
     "sliding_window": WINDOW,
+    "attention_chunk_size": CHUNK,
+    "floor_scale": 4,
     "n_inner": 96,
     "ffn_dim": 96,
     "d_ff": 96,

@@ -86,11 +86,12 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     kinds = (*NORMS, "gated_rmsnorm", "rotary", experts.KIND)
     recognised = {b.class_name: Recognised(b.kind, b.parameters) for b in spec.blocks if b.kind in kinds}
     ropes = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "rope"}
+    dims = {b.class_name: int(b.parameters["unsqueeze_dim"]) for b in spec.blocks if "unsqueeze_dim" in b.parameters}
     scans = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "scan"}
     latents = {b.class_name: b.parameters for b in spec.blocks if b.kind == "attention" and b.parameters.get("expand")}
     bias = spec.traits.get("position_bias")
     alibi = bias is not None and bias.value == "alibi"
-    return Translator(model, recognised, ropes, scans, latents, alibi=alibi), model
+    return Translator(model, recognised, ropes, scans, latents, dims, alibi=alibi), model
 
 
 def _check_identifiers(spec: ModelSpec) -> None:

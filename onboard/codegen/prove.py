@@ -175,9 +175,13 @@ def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[An
         return tuple(part for part, _ in parts), max(error for _, error in parts)
     if output is None and expected is None:
         return None, 0.0
+    if isinstance(output, list) and all(type(item) is int for item in output):  # sizes that a block reads off its data
+        if output != expected:
+            raise OnboardError(f"{path} ({class_name}) gives {output}, not {expected}")
+        return output, 0.0
     target = first_tensor(expected)
     assert target is not None
-    if output.is_complex():
+    if output.is_complex() and isinstance(expected, tuple):
         target = complex_freqs(*expected)
     if output.shape != target.shape and target.dim() == 4 and output.shape == target.transpose(1, 2).shape:
         target = target.transpose(1, 2)  # a norm of heads, which generated attention applies before it swaps dimensions

@@ -86,7 +86,12 @@ class ModelFactory:
 
     @cached_property
     def first_position(self) -> int:
-        """The position of a text's first token, as the generated file registers it."""
+        """The position of a text's first token, as the generated file registers it; transformers' own modules: 0.
+
+        Where that is wrong for one of these, the check that each has to pass before it serves says so.
+        """
+        if self.mode != "graph":
+            return 0
         load_model_file(self._model_file())
         return first_position(self.config)
 
@@ -128,7 +133,11 @@ class ModelFactory:
 
     def _hf_model(self) -> nn.Module:
         attention = self.model_kwargs.get("attn_implementation", "eager")
-        model = AutoModelForCausalLM.from_config(self.config, dtype=self.dtype, attn_implementation=attention)
+        try:
+            model = AutoModelForCausalLM.from_config(self.config, dtype=self.dtype, attn_implementation=attention)
+        except (ValueError, ImportError) as error:  # no class for this config, or a library that it needs
+            reason = " ".join(str(error).split())[:200]
+            raise OnboardError(f"transformers cannot build {self.config.model_type}: {reason}") from error
         if self.mode == "hf":
             # A subclass, not a wrapper module: parameter names stay the checkpoint's.
             model.__class__ = type(f"Export{type(model).__name__}", (_HFForward, type(model)), {})

@@ -83,6 +83,7 @@ _UNCACHED = (
     "torch_selective_scan",
     "torch_causal_conv1d",
     "torch_gated_delta_rule",
+    "torch_kda",
 )
 """Canonical ops that carry something from token to token, and for which no transform has put in a cached op."""
 

@@ -11,6 +11,7 @@
 | `torch_causal_conv1d` | `causal_conv.py` |
 | `torch_ssm`, `torch_selective_scan`, `torch_rmsnorm_gated` | `ssm.py` |
 | `torch_gated_delta_rule` | `delta_rule.py` |
+| `torch_kda` | `kda.py` |
 | `torch_moe` | `moe.py` |
 | `gather_logits_before_lm_head` | `gather.py` |
 | `torch_cached_attention` | `cached_attention.py` |
@@ -45,6 +46,7 @@ from onboard.ops import (  # noqa: F401  (registers)
     delta_rule,
     fused,
     gather,
+    kda,
     linear,
     mla,
     moe,
@@ -58,7 +60,7 @@ from onboard.ops.library import op_sources
 if importlib.util.find_spec("triton") is not None:
     from onboard.ops import triton  # noqa: F401  (registers)
 
-_CANONICAL = (attention, causal_conv, delta_rule, linear, mla, moe, norm, rope, sparse, ssm)
+_CANONICAL = (attention, causal_conv, delta_rule, kda, linear, mla, moe, norm, rope, sparse, ssm)
 
 
 def has_triton() -> bool:

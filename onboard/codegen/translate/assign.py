@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
-from onboard.codegen.translate import objects
+from onboard.codegen.translate import causal, objects
 from onboard.codegen.translate.evaluate import bind_result, code, evaluate, settle
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     COMPLEX,
+    MAYBE,
+    NONE,
     Code,
     Config,
     Half,
@@ -29,6 +31,7 @@ from onboard.codegen.translate.values import (
     is_static,
     name,
     residual,
+    same,
 )
 
 
@@ -84,7 +87,7 @@ def _change_config(variable: str, attr: str, value: Value, frame: Frame, origin:
 
 def _store_name(variable: str, value: Value, frame: Frame, origin: ast.AST) -> None:
     if not isinstance(value, Result):
-        frame.bind(variable, value, origin)
+        frame.bind(variable, causal.stands_at_run_time(value) or value, origin)
         return
     if value.is_plain_tuple:
         frame.bind(variable, Code(value.expr), origin)
@@ -223,13 +226,15 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
         owner = frame.env.values[target.value.id]
     index = code(target.slice, frame) if not isinstance(target.slice, ast.Slice) else target.slice
     frame.emit(ast.Assign([ast.Subscript(residual(owner), index, ast.Store())], residual(value)), origin)
-    if (
-        isinstance(owner, Code)
-        and isinstance(value, Code)
-        and value.form is not None
-        and isinstance(target.value, ast.Name)
-    ):
-        frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {value.form}")
+    if isinstance(owner, Code) and isinstance(target.value, ast.Name) and (form := _form(value)) is not None:
+        frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {form}")
+
+
+def _form(value: Value) -> str | None:
+    """Return what is known of an item that a dict gets at run time; items without one tell nothing of the others."""
+    if same(value, NONE):
+        return MAYBE
+    return value.form if isinstance(value, Code) else None
 
 
 class Grows(Untranslatable):

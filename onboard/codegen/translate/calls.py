@@ -132,6 +132,8 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             return scores.softmax(args.positional[0]) or plain_call(callee.expr, args)
         case Instance():
             return frame.translator.call_module(callee, args, frame)
+        case MaskMaker(chunked=True):
+            return causal.same_chunk(args.keywords, frame)
         case Choice():
             return _chosen(callee, args, frame)
         case MaskMaker(padding=padding):
@@ -193,7 +195,7 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
 def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
     """Return a tensor method's result; a transposition of heads and sequence is put off as long as it can be."""
     if isinstance(owner, scores.Scores):
-        bare = plain_call(attribute(owner.expr, attr), Args([], args.keywords, []))
+        bare = plain_call(attribute(owner.expr, attr), _without_masks(args))
         if (found := scores.method(owner, attr, args, bare.expr)) is not None:
             return found
     if isinstance(owner, Folded) and (changed := folded.method(owner, attr, args)) is not None:
@@ -230,6 +232,11 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
     if owner.transposed and attr == "view":
         attr = "reshape"  # a transposed tensor has no view of another shape
     return plain_call(attribute(residual(owner), attr), args, owner.static and args.static())
+
+
+def _without_masks(args: Args) -> Args:
+    unmasked = [item for item in args.positional if not isinstance(item, Mask)]
+    return Args(unmasked, args.keywords, args.stars)
 
 
 def _bias_method(owner: KeyBias, attr: str, args: Args) -> Value:
@@ -324,7 +331,7 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if objects.is_module(obj):
         return _construct(obj, expr, args, frame)
     if (op := frame.translator.rope_op(obj)) is not None:
-        return canonical.rope(obj, op, args)
+        return canonical.rope(obj, op, args, frame.translator.rope_dims.get(obj.__name__))
     if (form := recurrent.form_of(obj, frame)) is not None:
         return recurrent.scan(obj, form, args)
     if latent.names_of(frame) and (parts := latent.rearranged(obj, expr, args)) is not None:
@@ -423,8 +430,10 @@ def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
     match args.positional:
         case [Config(), Known(value=str() as key)] if objects.declares(frame.translator.config, key):
             return Known(True)
-        case [Self(), Known(value=str() as key)] if frame.cls is not None:
+        case [Self(), Known(value=str() as key)] if frame.cls is not None and key not in frame.cls.sometimes:
             return Known(frame.cls.has(key))
+        case [Self(), Known(value=str())]:
+            return plain_call(expr, args, static=True)
     return plain_call(expr, args, args.static())
 
 

@@ -68,24 +68,27 @@ def _bias(given: Mapping[str, Value]) -> Value:
     raise Untranslatable("attention with a bias in its mask and another one")
 
 
-def rope(function: Any, op_name: str, args: Args) -> Value:
-    """Return the canonical form of `apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)`."""
+def rope(function: Any, op_name: str, args: Args, complex_dim: int | None = None) -> Value:
+    """Return the canonical form of `apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)`.
+
+    A function that gets complex numbers instead of cos and sin gives them the dimension of heads at `complex_dim`.
+    """
     bound = inspect.signature(function).bind(*args.positional, **args.keywords)
-    q, k, cos, sin = list(bound.arguments.values())[:4]
-    dim = bound.arguments.get("unsqueeze_dim", Known(1))
+    q, k, *tables = list(bound.arguments.values())[: 4 if complex_dim is None else 3]
+    dim = bound.arguments.get("unsqueeze_dim", Known(complex_dim or 1))
     if not (isinstance(dim, Known) and dim.value in (1, 2)):
         raise Untranslatable("RoPE along an unknown dimension")
     moved = all(isinstance(value, Code) and value.transposed for value in (q, k))
     q_code, k_code = (residual(untransposed(value) if moved else value) for value in (q, k))
     position = constant(3 - dim.value if moved else dim.value)
-    called = ast.Call(op(op_name), [q_code, k_code, *_tables(op_name, cos, sin), position], [])
+    called = ast.Call(op(op_name), [q_code, k_code, *_tables(op_name, tables), position], [])
     return Result(called, Items((Hole(0), Hole(1))), 2, moved)
 
 
-def _tables(op_name: str, cos: Value, sin: Value) -> list[ast.expr]:
-    if op_name != COMPLEX_ROPE:
-        return [residual(cos), residual(sin)]
-    match cos, sin:
-        case Half(whole=first, part=0), Half(whole=second, part=1) if same_code(first.expr, second.expr):
+def _tables(op_name: str, tables: list[Value]) -> list[ast.expr]:
+    if op_name != COMPLEX_ROPE or len(tables) == 1:
+        return list(map(residual, tables))
+    match tables:
+        case [Half(whole=first, part=0), Half(whole=second, part=1)] if same_code(first.expr, second.expr):
             return [first.expr]
     raise Untranslatable("interleaved RoPE whose cos and sin do not come from the rotary embedding")

@@ -30,7 +30,14 @@ from onboard.codegen.translate.facts import (
     same_fact,
 )
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.results import finish_returns, given_back, in_terms_of, same_call, with_logits_alone
+from onboard.codegen.translate.results import (
+    finish_returns,
+    given_back,
+    in_terms_of,
+    same_call,
+    same_code_of,
+    with_logits_alone,
+)
 from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
     CHANNELS,
@@ -71,6 +78,7 @@ class Translator:
         recognised: what the analysis found: class name -> how its block is generated.
         rope_ops: helper function name -> canonical op.
         scans: helper function name -> canonical op of a recurrent mixer.
+        rope_dims: helper function name -> where it gives complex numbers the dimension of heads.
         latents: class name of latent attention -> what `analysis.mixers.probe_latent_attention` found.
         alibi: attention has a bias that is linear in the key's position.
     """
@@ -82,6 +90,7 @@ class Translator:
         rope_ops: MappingABC[str, str],
         scans: MappingABC[str, str] | None = None,
         latents: MappingABC[str, MappingABC[str, str]] | None = None,
+        rope_dims: MappingABC[str, int] | None = None,
         *,
         alibi: bool = False,
     ) -> None:
@@ -91,6 +100,7 @@ class Translator:
         self.rope_ops = rope_ops
         self.scans = scans or {}
         self.latents = latents or {}
+        self.rope_dims = rope_dims or {}
         self.alibi = alibi
         self.specialised = False
         """Branches on the config are decided, and guarded, as this config has them."""
@@ -234,6 +244,8 @@ class Translator:
         function = module.expr if attr == "forward" else attribute(module.expr, attr)
         results = [self._result(function, r, _all_bound(r.node, args), keeps_order) for r in routines]
         if not all(same_call(results[0], result) for result in results):
+            if (plain := same_code_of(results)) is not None:
+                return plain
             raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
         return results[0]
 

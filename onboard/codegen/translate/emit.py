@@ -161,6 +161,8 @@ def _init_text(
         kind = kind or _annotation(init.node, key)
         if any(isinstance(value, ast.Tuple) for value in _passed(key, init.parameters, calls)):
             kind += " | tuple[int, ...]"
+        if isinstance(default := defaults.get(key), ast.Constant) and default.value is None and "None" not in kind:
+            kind += " | None"
         parameters.append(f"{key}: {kind}" + (f" = {ast.unparse(defaults[key])}" if key in defaults else ""))
     body = [*init.body, *(_guard(item) for item in state.guards)]
     if state is top:
@@ -234,10 +236,11 @@ def _method_text(key: str, routine: Routine, translator: Translator, state: Clas
 
 
 def _or_none(parameter: str, routine: Routine) -> str:
-    """Return what follows a parameter's type where it may be None, and where calls leave it out."""
+    """Return what follows a parameter's type where it may be None; the last ones of these may be left out."""
     if parameter not in routine.optional:
         return ""
-    return " | None = None" if parameter in routine.omitted else " | None"
+    after = routine.parameters[routine.parameters.index(parameter) :]
+    return " | None = None" if routine.optional.issuperset(after) else " | None"
 
 
 def _top_forward(routine: Routine) -> MethodText:
@@ -257,21 +260,36 @@ def _top_forward(routine: Routine) -> MethodText:
 
 
 def _tensor_annotation(parameter: str, routine: Routine, translator: Translator, state: ClassState) -> str:
-    for statement in routine.body:
-        for node in ast.walk(statement):
-            match node:
-                case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Name(id=unpacked)) if unpacked == parameter:
-                    return f"tuple[{', '.join(['torch.Tensor'] * len(parts))}]"
     fact = translator.facts.get(("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}).get(parameter)
     if isinstance(fact, KeyBias):
         return "AlibiSlopes"
     if isinstance(fact, Code) and fact.form == SHARED:
         return "dict[str, tuple[torch.Tensor, torch.Tensor]]"
-    if isinstance(fact, Code) and fact.static:
+    if isinstance(fact, Code) and fact.static and not _unpacked(parameter, routine):
         return _annotation(routine.node, parameter) if _is_named(routine.node, parameter) else "int"
-    if parameter == "position_embeddings" and not (isinstance(fact, Code) and fact.form):
-        return "tuple[torch.Tensor, torch.Tensor]"
-    return "torch.Tensor"
+    count = _unpacked(parameter, routine)
+    if not count and parameter == "position_embeddings" and not (isinstance(fact, Code) and fact.form):
+        count = 2
+    kind = f"tuple[{', '.join(['torch.Tensor'] * count)}]" if count else "torch.Tensor"
+    return f"{kind} | None" if isinstance(fact, Code) and fact.optional else kind
+
+
+def _unpacked(parameter: str, routine: Routine) -> int:
+    """Return into how many parts a method unpacks a parameter; 0: it does not."""
+    for statement in routine.body:
+        if _assigns(statement, parameter):
+            break  # what is unpacked later is something else
+        for node in ast.walk(statement):
+            match node:
+                case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Name(id=unpacked)) if unpacked == parameter:
+                    return len(parts)
+    return 0
+
+
+def _assigns(statement: ast.stmt, variable: str) -> bool:
+    return isinstance(statement, ast.Assign) and any(
+        isinstance(target, ast.Name) and target.id == variable for target in statement.targets
+    )
 
 
 def _is_named(node: ast.FunctionDef, parameter: str) -> bool:

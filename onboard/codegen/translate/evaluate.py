@@ -15,6 +15,7 @@ from onboard.codegen.translate.comprehensions import comprehension, dict_compreh
 from onboard.codegen.translate.decisions import decided_here
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
+    CHUNKED,
     COMPLEX,
     MAYBE,
     NONE,
@@ -196,6 +197,8 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=COMPLEX)
         case Code(form=str() as form), _ if form == f"dict of {MAYBE}":
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), optional=True)
+        case Code(form=str() as form), _ if form == f"dict of {CHUNKED}":
+            return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=CHUNKED, optional=True)
         case Code(), Items(items=parts) if _keeps_everything(parts):
             return owner
         case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if first is Ellipsis:

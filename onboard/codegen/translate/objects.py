@@ -68,7 +68,10 @@ _OF_ANY_SHAPE = ("dtype", "device", "is_cuda", "requires_grad")
 def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
     """Return the value of a global name."""
     if getattr(obj, "__module__", None) == "transformers.masking_utils":
-        return MaskMaker(padding=obj is getattr(masking_utils, "create_recurrent_attention_mask", None))
+        chunked = obj is getattr(masking_utils, "create_chunked_causal_mask", None)
+        return MaskMaker(
+            chunked=chunked, padding=obj is getattr(masking_utils, "create_recurrent_attention_mask", None)
+        )
     if obj is None or isinstance(obj, bool | int | float | str):
         return Known(obj)
     frame.translator.remember_global(identifier, obj, frame.source)

@@ -56,8 +56,6 @@ class Routine:
     """What a caller gets, in terms of the parameters, where that is nothing but some of these."""
     optional: set[str] = field(default_factory=set)
     """Parameters that may be None."""
-    omitted: set[str] = field(default_factory=set)
-    """Parameters that some call leaves out."""
 
     def take(self, keys: set[str], facts: dict[str, Value]) -> None:
         """Take other parameters, too, in the order of the signature; note which may be None."""
@@ -72,7 +70,7 @@ class Routine:
         """Return the parameters that a call passes: not the last ones that it has nothing for and that may be None."""
         passed = list(self.parameters)
         while passed and passed[-1] in self.optional and passed[-1] not in given:
-            self.omitted.add(passed.pop())
+            passed.pop()
         return passed
 
     @property
@@ -94,6 +92,8 @@ class ClassState:
     guards: list[ast.expr] = field(default_factory=list)
     weights_only: list[str] = field(default_factory=list)
     """Modules and parameters that nothing reads: they hold weights that checkpoints have."""
+    sometimes: set[str] = field(default_factory=set)
+    """Attributes that `__init__` sets under a condition only."""
     inherits_init: bool = False
     """Its `__init__` is PyTorch's."""
     read_outside: set[str] = field(default_factory=set)

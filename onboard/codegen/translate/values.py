@@ -21,6 +21,9 @@ TRIANGLE = "triangle"
 ROWS = "rows"
 """Form of a table's rows at `POSITIONS`: transformers has [sequence, dim], generated code [batch, sequence, dim]."""
 
+CHUNKED = "chunks"
+"""Form of the mask of attention in chunks, which exists at run time; where it is None, attention is plainly causal."""
+
 UPCAST = "upcast"
 """Form of a tensor that was cast to float32, as modeling code does with queries and keys before it multiplies them."""
 
@@ -216,6 +219,8 @@ class MaskMaker(Value):
     """A function that builds an attention mask, or a mask of padding alone."""
 
     padding: bool = False
+    chunked: bool = False
+    """The mask cuts the text into chunks of the config's length."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from onboard import LLM, SamplingParams
+from onboard.agents import run_agent
 from onboard.analysis.tiny import build_tiny
 from onboard.cli import main
-from onboard.config import Mode
+from onboard.config import Mode, RuntimeConfig
 from onboard.errors import OnboardError
 from onboard.runtime.probe import rmse_ratio
 from onboard.runtime.verify import verify_model
@@ -28,7 +29,6 @@ TYPES: dict[str, dict[str, Any]] = {
     "gemma3_text": {},  # windows with a rotary table of their own
     "gemma4_text": {},  # windows and full attention of other head sizes
     "gpt_neox": {},  # parallel, partly rotated, fused qkv
-    "gpt2": {},  # learned positions
     "phi3": {},
     "qwen3_moe": {},  # experts stacked in memory, apart in the checkpoint
     "gpt_oss": {},  # sinks
@@ -154,3 +154,12 @@ def test_the_command_line_runs_a_model_that_was_not_onboarded(
     document = json.loads(capsys.readouterr().out)
     assert document["outputs"][0]["outputs"][0]["token_ids"] == tokens[:4]
     assert any("mode transformers" in fact for fact in document["facts"])
+
+
+def test_the_result_of_a_run_says_it_too(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of("gpt_neox", tmp_path / "gpt_neox")
+    config = RuntimeConfig(model=str(checkpoint), mode="transformers", max_seq_len=64)
+    result = run_agent.run(config, tmp_path, device="cpu")
+    assert result["status"] == "success", result["error"]
+    assert result["settings"]["mode"] == "transformers"
+    assert any("2 attention calls are cached" in fact for fact in result["facts"])
