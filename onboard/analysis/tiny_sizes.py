@@ -58,6 +58,7 @@ _SIZES = {
     "rotary_dim": 8,
     "n_ctx": MAX_POSITIONS,
     "window_size": WINDOW,
+    "keep_window_size": WINDOW,
     "max_seq_len": MAX_POSITIONS,
     "num_query_groups": HEADS,
 }
