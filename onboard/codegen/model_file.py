@@ -24,10 +24,7 @@ from onboard.codegen.translate.blocks import NORMS, Recognised
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.emit import ClassText, MethodText, config_of, emit, rope_default
 from onboard.codegen.translate.state import ClassState
-<<<<<<< HEAD
 from onboard.codegen.translate.ties import FUNCTION
-=======
->>>>>>> vlm
 from onboard.codegen.translate.values import Config, Untranslatable
 from onboard.errors import OnboardError
 
