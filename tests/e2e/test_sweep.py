@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from onboard.content import CONTENT_ROOT
 from onboard.workflow.sweep.record import LEVELS, TESTED, TargetRecord, judge
 from onboard.workflow.sweep.store import RECORD
 
@@ -20,7 +21,7 @@ SWEEP = [sys.executable, "-m", "onboard", "sweep", "--device", "cpu", "--jobs", 
 
 
 def sweep(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*SWEEP, "--root", str(root), *words], capture_output=True, text=True, timeout=300)
+    return subprocess.run([*SWEEP, "--root", str(root), *words], capture_output=True, text=True, timeout=600)
 
 
 def by_name(document: dict[str, Any]) -> dict[str, Any]:
@@ -44,6 +45,18 @@ def test_a_sweep_finds_what_works_and_goes_on_where_it_was(tmp_path: Path) -> No
     again = sweep(tmp_path, "llama", "cpmant", "--json")
     assert by_name(json.loads(again.stdout)) == first
     assert again.stderr.count("unchanged") == 2
+
+
+SAMPLE = ("bart", "roberta", "bloom", "gpt_neo", "mamba2", "lfm2", "gemma3", "llama4_text", "deepseek_v32", "phi3")
+"""One type for each mechanism that no other test brings through the whole road."""
+
+
+@pytest.mark.slow
+def test_a_sample_is_as_the_committed_coverage_says(tmp_path: Path) -> None:
+    done = sweep(tmp_path, *SAMPLE, "--json", "--jobs", "2")
+    found = by_name(json.loads(done.stdout))
+    committed = by_name(json.loads((CONTENT_ROOT / "registry" / "coverage.json").read_text(encoding="utf-8")))
+    assert {name: found[name]["level"] for name in SAMPLE} == {name: committed[name]["level"] for name in SAMPLE}
 
 
 @pytest.mark.slow
