@@ -116,7 +116,7 @@ class OPTDecoderLayer(nn.Module):
 
 
 class OPTDecoder(nn.Module):
-    """One decoder layer, [batch, seq, hidden] to the same."""
+    """Embedding, decoder layers and final norm."""
 
     def __init__(self, config: OPTConfig) -> None:
         super().__init__()
@@ -143,6 +143,7 @@ class OPTDecoder(nn.Module):
         self.layers = nn.ModuleList([OPTDecoderLayer(config) for _ in range(config.num_hidden_layers)])
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
         input_ids = input_ids.view(-1, input_ids.shape[-1])
         inputs_embeds = self.embed_tokens(input_ids)
 
