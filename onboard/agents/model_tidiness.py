@@ -66,8 +66,7 @@ def _no_dead_definitions(subject: Subject) -> Outcome:
 
 def _no_dead_attributes(subject: Subject) -> Outcome:
     source = subject.model
-    configs = [node for name, node in source.classes().items() if _is_own_config(subject, name)]
-    inside = {id(part) for node in configs for part in ast.walk(node)}
+    inside = subject.own_config_nodes
     attributes = [node for node in source.all(ast.Attribute) if dotted(node.value) == "self" and id(node) not in inside]
     read = {node.attr for node in source.all(ast.Attribute) if isinstance(node.ctx, ast.Load)}
     written = [node for node in attributes if isinstance(node.ctx, ast.Store) and node.attr not in read]

@@ -133,7 +133,7 @@ class Session:
     @property
     def text_config(self) -> Any:
         """The Hugging Face config of the language model."""
-        return self.context.factory.config.get_text_config()
+        return self.context.factory.text_config
 
     def settings(self) -> dict[str, Any]:
         """Return what the run's "auto" settings came to."""

@@ -191,6 +191,8 @@ def probe_rope(call: FunctionCall) -> Finding | None:
     """
     if len(call.arguments) == 3 and len(call.outputs) == 2:
         return _complex_rope(call.arguments, call.outputs)
+    if len(call.arguments) == 5 and len(call.outputs) == 2:
+        return _probe_indexed_rope(call)
     if len(call.arguments) != 4 or len(call.outputs) != 2:
         return None
     q, k, cos, sin = call.arguments
@@ -218,6 +220,20 @@ def _complex_rope(arguments: list[torch.Tensor], outputs: list[torch.Tensor]) ->
         if error < TOLERANCE:
             return Finding("rope", {"op": op, "unsqueeze_dim": dim}, [f"probe: {op} fits with rmse ratio {error:.1e}"])
     return None
+
+
+def _probe_indexed_rope(call: FunctionCall) -> Finding | None:
+    """Recognise one that takes whole tables [..., positions, dim] and the positions [batch, seq] to look up."""
+    q, k, cos, sin, positions = call.arguments
+    if positions.dtype != torch.int64 or positions.dim() != 2 or cos.shape != sin.shape:
+        return None
+    if cos.dim() not in (2, 4) or cos.shape[:-2].numel() != 1 or int(positions.max()) >= cos.shape[-2]:
+        return None
+    tables = [table.view(table.shape[-2:])[positions] for table in (cos, sin)]
+    found = probe_rope(FunctionCall(call.name, [q, k, *tables], call.outputs))
+    if found is not None:
+        found.parameters["table_dims"] = cos.dim()
+    return found
 
 
 def _rope_candidates(

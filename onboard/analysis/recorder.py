@@ -45,6 +45,8 @@ class FunctionCall:
     name: str
     arguments: list[torch.Tensor]
     outputs: list[torch.Tensor]
+    module: str = ""
+    """The name of the module that defines it."""
 
 
 @dataclass
@@ -81,11 +83,18 @@ def record(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Recording:
     recording = Recording(torch.empty(0))
     with ExitStack() as stack:
         stack.enter_context(_attention_recorded(model, recording))
-        stack.enter_context(_functions_recorded(sys.modules[type(model).__module__], recording))
+        for name in modeling_modules(model):
+            stack.enter_context(_functions_recorded(sys.modules[name], recording))
         stack.enter_context(modules_recorded(model, recording.modules))
         stack.enter_context(torch.no_grad())
         recording.logits = model(**inputs, use_cache=False).logits
     return recording
+
+
+def modeling_modules(model: nn.Module) -> list[str]:
+    """Return the names of the modules that define a model's classes: a composite's text model has its own."""
+    own = (type(module).__module__ for module in model.modules())
+    return list(dict.fromkeys([type(model).__module__, *(name for name in own if ".modeling_" in name)]))
 
 
 def rmse_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -216,7 +225,7 @@ def _recorded(name: str, function: Callable[..., Any], recording: Recording) -> 
             and len(tensors) == len(args)
             and all(isinstance(o, torch.Tensor) for o in outputs)
         ):
-            recording.functions.append(FunctionCall(name, tensors, list(outputs)))
+            recording.functions.append(FunctionCall(name, tensors, list(outputs), function.__module__))
         return outputs
 
     return wrapper

@@ -129,7 +129,7 @@ def _resized(values: Mapping[str, Any], name: str, size: int) -> dict[str, Any]:
     value = values.get(name)
     if isinstance(value, list | tuple) and all(_is_size(item) for item in value):
         return {name: [size] * len(value)}
-    return {} if value is None or isinstance(value, list | tuple | str) else {name: size}
+    return {} if not value or isinstance(value, list | tuple | str) else {name: size}  # 0: there is none
 
 
 def _kv_heads(kv_heads: int, heads: int | None) -> int:

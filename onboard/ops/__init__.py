@@ -15,6 +15,7 @@
 | `torch_moe` | `moe.py` |
 | `gather_logits_before_lm_head` | `gather.py` |
 | `torch_cached_attention` | `cached_attention.py` |
+| `torch_cached_block_attention` | `block_attention.py` |
 | `torch_cached_mla` | `cached_mla.py` |
 | `torch_cached_causal_conv1d` | `cached_causal_conv.py` |
 | `torch_cached_ssm`, `torch_cached_selective_scan` | `cached_ssm.py` |
@@ -37,6 +38,7 @@ import importlib.util
 
 from onboard.ops import (  # noqa: F401  (registers)
     attention,
+    block_attention,
     cached_attention,
     cached_causal_conv,
     cached_delta_rule,

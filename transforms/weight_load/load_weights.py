@@ -14,7 +14,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.converted import ConvertedCheckpoint
 from onboard.graph.converted_weights import Source, converted
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
-from onboard.graph.weight_names import declared_renaming, explain_unused, match_names
+from onboard.graph.weight_names import declared_renaming, explain_unused, match_names, module_renaming, set_aside
 from onboard.graph.weights import further_names, move_buffers, set_parameter, tied_names, unread_names, weight_plan
 
 _WRONG_MODEL = "The checkpoint and the model differ: onboard the model again"
@@ -85,12 +85,12 @@ def _find(
     The weights `unread` belong to the model, which does not run them (a decoder's cross attention). A persistent
     buffer that the checkpoint lacks keeps its initial value, which is a fact.
     """
-    available = checkpoint.names()
+    available, rename = checkpoint.names(), _declared_renaming(context)
     names = [*chain(*wanted.values()), *buffers, *unread]
-    matches = match_names(names, available, _declared_renaming(context))
+    matches = match_names(names, available, rename)
     found = {part: Source((matches[name],)) for part, names in wanted.items() if (name := _first(names, matches))}
     others = [part for part in wanted if part not in found]
-    found |= converted(others, available, _identifiers(context), _declared_renaming(context))
+    found |= converted(others, available, _identifiers(context), rename)
     if missing := [part for part in wanted if part not in found]:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise OnboardError(f"the checkpoint has no {missing[0]}{more}", hint=_WRONG_MODEL)
@@ -99,10 +99,11 @@ def _find(
     if isinstance(checkpoint, ConvertedCheckpoint):
         context.facts.extend(checkpoint.explain(unused, used))
         unused = {}
+    unused, aside = set_aside(unused, rename, context.factory.eager_modules)
     facts, wrong = explain_unused(unused, used)
     if wrong:
         raise OnboardError(f"the model has no use for {wrong[0]} of the checkpoint ({len(wrong)})", hint=_WRONG_MODEL)
-    context.facts.extend(facts)
+    context.facts.extend([*aside, *facts])
     context.facts.extend(f"the checkpoint has no {name}, a buffer" for name in buffers if name not in matches)
     return found | {name: Source((matches[name],)) for name in buffers if name in matches}
 
@@ -112,6 +113,8 @@ def _first(names: list[str], known: Container[str]) -> str | None:
 
 
 def _declared_renaming(context: TransformContext) -> Callable[[str], str]:
+    if context.factory.eager_modules:
+        return module_renaming(context.factory.hf_model())
     return declared_renaming(_identifiers(context))
 
 

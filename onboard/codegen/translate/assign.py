@@ -44,6 +44,8 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             _unpack(targets, value, frame, origin)
         case ast.Attribute(value=ast.Name(id="self"), attr=attr):
             store_attribute(attr, settle(value, frame), frame, origin)
+        case ast.Attribute(attr="generation_config"):
+            return  # how transformers samples
         case ast.Attribute(value=owner, attr=attr) if _states_a_fact(owner, attr, value, frame):
             return
         case ast.Attribute(value=owner, attr=attr) if _takes_away(owner, value, frame):
@@ -81,7 +83,7 @@ def _change_config(variable: str, attr: str, value: Value, frame: Frame, origin:
     assert config.copy is not None
     if not (isinstance(config.expr, ast.Name) and config.expr.id == variable):
         frame.emit(ast.Assign([name(variable, store=True)], config.copy), origin)
-        frame.env.values[variable] = Config(name(variable), config.copy)
+        frame.env.values[variable] = Config(name(variable), config.obj, config.copy)
     frame.emit(ast.Assign([ast.Attribute(name(variable), attr, ast.Store())], residual(value)), origin)
 
 

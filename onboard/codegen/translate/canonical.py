@@ -68,13 +68,19 @@ def _bias(given: Mapping[str, Value]) -> Value:
     raise Untranslatable("attention with a bias in its mask and another one")
 
 
-def rope(function: Any, op_name: str, args: Args, complex_dim: int | None = None) -> Value:
+def rope(
+    function: Any, op_name: str, args: Args, complex_dim: int | None = None, table_dims: int | None = None
+) -> Value:
     """Return the canonical form of `apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)`.
 
-    A function that gets complex numbers instead of cos and sin gives them the dimension of heads at `complex_dim`.
+    A function that gets complex numbers instead of cos and sin gives them the dimension of heads at `complex_dim`. With
+    `table_dims`, cos and sin are whole tables with so many dimensions, and positions follow them.
     """
     bound = inspect.signature(function).bind(*args.positional, **args.keywords)
-    q, k, *tables = list(bound.arguments.values())[: 4 if complex_dim is None else 3]
+    given = list(bound.arguments.values())
+    q, k, *tables = given[: 4 if complex_dim is None else 3]
+    if table_dims is not None:
+        tables = [_taken(table, given[4], table_dims) for table in tables]
     dim = bound.arguments.get("unsqueeze_dim", Known(complex_dim or 1))
     if not (isinstance(dim, Known) and dim.value in (1, 2)):
         raise Untranslatable("RoPE along an unknown dimension")
@@ -83,6 +89,14 @@ def rope(function: Any, op_name: str, args: Args, complex_dim: int | None = None
     position = constant(3 - dim.value if moved else dim.value)
     called = ast.Call(op(op_name), [q_code, k_code, *_tables(op_name, tables), position], [])
     return Result(called, Items((Hole(0), Hole(1))), 2, moved)
+
+
+def _taken(table: Value, positions: Value, dims: int) -> Code:
+    """Return `table[positions]` of a table [positions, dim], or of one with two dimensions of size one before these."""
+    whole = residual(table)
+    if dims == 4:
+        whole = ast.Subscript(whole, ast.Tuple([constant(0), constant(0)], ast.Load()), ast.Load())
+    return Code(ast.Subscript(whole, residual(positions), ast.Load()))
 
 
 def _tables(op_name: str, tables: list[Value]) -> list[ast.expr]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Collection
 from collections.abc import Mapping as MappingABC
 from dataclasses import replace
 from functools import cached_property
@@ -17,7 +18,7 @@ from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny import counts_positions
-from onboard.codegen.translate import blocks, cleanup, experts, latent, objects, unrun
+from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects, unrun
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
@@ -51,6 +52,7 @@ from onboard.codegen.translate.values import (
     Known,
     Made,
     Mapping,
+    Mask,
     Method,
     Result,
     Self,
@@ -80,6 +82,7 @@ class Translator:
         scans: helper function name -> canonical op of a recurrent mixer.
         rope_dims: helper function name -> where it gives complex numbers the dimension of heads.
         latents: class name of latent attention -> what `analysis.mixers.probe_latent_attention` found.
+        eager: paths of a composite's towers, which the generated model leaves out.
         alibi: attention has a bias that is linear in the key's position.
     """
 
@@ -91,6 +94,7 @@ class Translator:
         scans: MappingABC[str, str] | None = None,
         latents: MappingABC[str, MappingABC[str, str]] | None = None,
         rope_dims: MappingABC[str, int] | None = None,
+        eager: Collection[str] = (),
         *,
         alibi: bool = False,
     ) -> None:
@@ -100,7 +104,12 @@ class Translator:
         self.rope_ops = rope_ops
         self.scans = scans or {}
         self.latents = latents or {}
+        self.eager = eager
         self.rope_dims = rope_dims or {}
+        self.rope_tables: dict[str, int] = {}
+        """Helpers that apply RoPE and take its tables whole -> the tables' dimensions."""
+        self.mask_makers: set[str] = set()
+        """Functions and methods that make the causal mask."""
         self.alibi = alibi
         self.specialised = False
         """Branches on the config are decided, and guarded, as this config has them."""
@@ -154,8 +163,8 @@ class Translator:
 
     def _round(self) -> ClassState:
         cls = type(self.model)
-        config = name("config")
-        (state,) = self.reached(self.construct(cls, Args([Config(config)], {}, [])))
+        config = Config(name("config"), self.config)
+        (state,) = self.reached(self.construct(cls, Args([config], {}, [])))
         given = {key: Code(name(key)) for key in ("input_ids", "position_ids")}
         self._method(state, "forward", Args([], dict(given), []))
         unrun.reach(self)
@@ -192,7 +201,9 @@ class Translator:
 
     def decide(self, node: ast.expr, test: Value, frame: Frame) -> bool:
         """Return a static condition's value in this config, the same for all modules of the class."""
-        names = {**frame.source.namespace, "config": self.config}
+        known = [(key, value) for key, value in frame.env.values.items() if isinstance(value, Config)]
+        configs = {key: value.obj for key, value in known if value.copy is None}
+        names = {**frame.source.namespace, "config": self.config, **configs}
         modules: list[Any] = [] if frame.cls is None else [*self.modules_of(frame.cls.cls)]
         try:
             values = {
@@ -284,10 +295,14 @@ class Translator:
         value = state.attribute(attr, name("self"), frame)
         if not isinstance(value, Method):
             return call_value(value, args, frame)
+        if attr in self.mask_makers:
+            return Mask()
         if attr == "register_buffer" and frame.kind == "init":
             return self._register_buffer(args, frame)
         if (names := latent.names_of(frame)) is not None and names["expand"] == attr:
             return latent.expand(names, args)
+        if attr == "get_input_embeddings" and (embeddings := composite.input_embeddings(frame)) is not None:
+            return embeddings
         found = find_method(state.cls, attr)
         if found is None or found[0].__module__.startswith("transformers.modeling_utils"):
             return NONE  # checks and bookkeeping of transformers' base class
@@ -345,11 +360,15 @@ class Translator:
         inner.env = Env({key: value for key, value in frame.env.values.items() if key.startswith("self.")})
         inner.env.values["self"] = Self()
         inner.env.values.update(_defaults(node, inner) | bound | rest)
+        if node.args.kwarg is not None:
+            inner.env.values[node.args.kwarg.arg] = Mapping(rest)
         execute(node.body, inner)
         frame.env.values.update({key: value for key, value in inner.env.values.items() if key.startswith("self.")})
 
     def call_function(self, function: Any, args: Args, frame: Frame) -> Value:
         """Return a helper's result: inline when it comes down to an expression, else as a call of its translation."""
+        if function.__name__ in self.mask_makers:
+            return Mask()
         source = module_source(function.__module__)
         node = source.functions.get(function.__name__)
         if node is None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from onboard.codegen.translate import biases, calls, causal, objects, scores
 from onboard.codegen.translate.activations import activation
 from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
@@ -394,8 +396,8 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
         return body
     if isinstance(body, Mask) and isinstance(orelse, Mask):
         return PaddingMask()
-    if is_static(test) and (is_rotary(body) or is_rotary(orelse)):
-        return _with_or_without_rope(node, test, body, orelse, frame)
+    if is_static(test) and (is_rotary(body) or is_rotary(orelse) or is_identity(body) != is_identity(orelse)):
+        return _with_or_without(node, test, body, orelse, frame)
     modules = isinstance(body, Instance) and isinstance(orelse, Instance)
     if modules and frame.translator.specialised and (chosen := decided_here(test, frame)) is not None:
         return body if chosen else orelse
@@ -415,13 +417,18 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     return Code(expr, is_static(test) and is_static(body) and is_static(orelse), optional=optional, form=form)
 
 
+def is_identity(value: Value) -> bool:
+    """Whether a value is a module that does nothing."""
+    return isinstance(value, Instance) and all(issubclass(cls, nn.Identity) for cls in value.classes)
+
+
 def is_rotary(value: Value) -> bool:
     """Whether a value is a module that makes RoPE's tables."""
     return isinstance(value, Instance) and all(hasattr(cls, "compute_default_rope_parameters") for cls in value.classes)
 
 
-def _with_or_without_rope(node: ast.IfExp, test: Value, body: Value, orelse: Value, frame: Frame) -> Value:
-    """Take this config's side: with and without RoPE are two models."""
+def _with_or_without(node: ast.IfExp, test: Value, body: Value, orelse: Value, frame: Frame) -> Value:
+    """Take this config's side: with and without RoPE, or a norm, are two models."""
     chosen = frame.translator.decide(node.test, test, frame)
     expr = residual(test)
     frame.translator.guard(expr if chosen else ast.UnaryOp(ast.Not(), expr), frame)

@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from transformers import masking_utils
+from transformers import PretrainedConfig, masking_utils
 from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
 from transformers.utils import ModelOutput
 
@@ -118,9 +118,11 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
         case Self():
             assert frame.cls is not None
             return frame.cls.attribute(attr, name("self"), frame)
-        case Config(expr=expr):
+        case Config(expr=expr, obj=obj):
             if attr in CONFIG_FACTS:
-                return _config_fact(attr, expr, frame)
+                return _config_fact(attr, expr, obj, frame)
+            if isinstance(part := getattr(obj, attr, None), PretrainedConfig):
+                return Config(attribute(expr, attr), part)
             return Code(attribute(expr, attr), static=True)
         case Global(obj=obj, expr=expr):
             return _global_attribute(obj, attr, expr)
@@ -145,9 +147,9 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
     return Code(attribute(residual(owner), attr))
 
 
-def _config_fact(attr: str, expr: ast.expr, frame: Frame) -> Known:
+def _config_fact(attr: str, expr: ast.expr, config: Any, frame: Frame) -> Known:
     """Return a fixed attribute; one that brings weights, which nothing runs then, is as the config has it."""
-    if attr in _BRINGS_WEIGHTS and frame.kind == "init" and getattr(frame.translator.config, attr, False):
+    if attr in _BRINGS_WEIGHTS and frame.kind == "init" and getattr(config, attr, False):
         frame.translator.guard(attribute(expr, attr), frame)
         return Known(True)
     return Known(CONFIG_FACTS[attr])

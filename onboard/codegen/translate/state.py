@@ -118,8 +118,8 @@ class ClassState:
                 return narrow.possible(replace(value, expr=path), attr, frame) if own else replace(value, expr=path)
             case ModuleList(made=made):
                 return ModuleList(made, path)
-            case Config():
-                return Config(path)
+            case Config(obj=obj):
+                return Config(path, obj)
             case Code(static=static, optional=optional):
                 form = TRIANGLE if frame.kind == "forward" and self._is_triangle(attr) else None
                 return Code(path, static, optional=optional, form=form)

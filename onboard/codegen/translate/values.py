@@ -153,9 +153,10 @@ class Choice(Value):
 
 @dataclass(frozen=True, eq=False)
 class Config(Value):
-    """The model's config object."""
+    """The model's config object, or that of a part of a composite."""
 
     expr: ast.expr
+    obj: Any
     copy: ast.expr | None = None
     """How it is copied, where code may change it from here on."""
 
@@ -397,8 +398,8 @@ def same(first: Value, second: Value) -> bool:
             return ways and first.optional == second.optional and same_code(first.expr, second.expr)
         case ModuleList(), ModuleList():
             return same_code(first.expr, second.expr)
-        case Config(), Config():
-            return True
+        case Config(obj=a), Config(obj=b):
+            return a is b
         case Half(), Half():
             return first.part == second.part and same_code(first.whole.expr, second.whole.expr)
         case Hole(), Hole():

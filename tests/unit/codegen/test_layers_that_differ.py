@@ -87,7 +87,9 @@ def layer_forward(tmp_path: Path) -> Callable[[str], str]:
         model = module.Toy(config)
         model.config = config
         translator = Translator(model, {}, {})
-        (state,) = translator.reached(translator.construct(module.Toy, Args([Config(name("config"))], {}, [])))
+        (state,) = translator.reached(
+            translator.construct(module.Toy, Args([Config(name("config"), translator.config)], {}, []))
+        )
         translator._method(state, "forward", Args([], {"x": Code(name("x"))}, []))
         return print_block(translator.states[module.Layer].methods["forward"].body)
 
