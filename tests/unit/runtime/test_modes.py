@@ -95,7 +95,7 @@ def test_layers_of_several_kinds_have_caches_of_their_own_shape(tmp_path: Path) 
         ),  # short convolutions between attention layers
         ("bart", {"decoder_layers": 2}, "with caches the logits are others"),  # counts positions itself
         ("camembert", {}, "with caches the logits are others"),  # its own positions begin after the padding token's
-        ("mpt", {}, "attention"),  # written-out attention with ALiBi
+        ("mpt", {}, "attention|another path"),  # written-out attention with ALiBi
         ("mamba", {}, "attention|cannot be exported"),  # none at all
     ],
 )
@@ -134,6 +134,19 @@ def test_a_checkpoint_that_does_not_fill_the_model_is_refused(mode: Mode, tmp_pa
     save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(OnboardError, match=r"the checkpoint has no model\.layers\.1\.mlp\.up_proj\.weight"):
         load(checkpoint, mode)
+
+
+def test_a_count_that_matters_only_far_into_a_text_is_found(tmp_path: Path) -> None:
+    """Llama 4 makes queries larger every 8192 tokens, by positions that it counts."""
+    layers = {"no_rope_layers": [1, 0], "layer_types": ["full_attention"] * 2}
+    config = AutoConfig.for_model("llama4_text", num_hidden_layers=2, moe_layers=[], **layers)
+    build_tiny(config).save_pretrained(tmp_path / "model")
+    with pytest.raises(OnboardError, match="counts positions itself in some of its code"):
+        load(tmp_path / "model", "transformers")
+    build_tiny(type(config).from_dict({**config.to_dict(), "attn_temperature_tuning": False})).save_pretrained(
+        tmp_path / "model"
+    )
+    load(tmp_path / "model", "transformers")
 
 
 @pytest.mark.parametrize("mode", ["transformers", "hf"])
