@@ -121,7 +121,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
         case Config(expr=expr, obj=obj):
             if attr in CONFIG_FACTS:
                 return _config_fact(attr, expr, obj, frame)
-            if isinstance(part := getattr(obj, attr, None), PretrainedConfig):
+            is_part = attr in getattr(obj, "sub_configs", {})  # other fields may differ from layer to layer
+            if is_part and isinstance(part := getattr(obj, attr, None), PretrainedConfig):
                 return Config(attribute(expr, attr), part)
             return Code(attribute(expr, attr), static=True)
         case Global(obj=obj, expr=expr):
