@@ -76,15 +76,22 @@ def randomize(model: nn.Module, seed: int, center: float = _NORM) -> None:
 
     Those of vectors lie around `center`, those of norms around 0.7. Recurrent mixers take their decay and their step
     from vectors through exp and softplus: with 0.7 they forget within a few tokens, with a negative center they
-    remember for long. Norms of another size would let rounding errors grow from layer to layer.
+    remember for long. Norms of another size would let rounding errors grow from layer to layer. Tables that the model
+    works out for itself (decays by distance) stay: with other numbers it would not be the model that it is.
     """
+    tables = {name for name, buffer in model.named_buffers() if _is_table(buffer)}
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
-            if tensor.is_floating_point():
+            if tensor.is_floating_point() and name not in tables:
                 around = _NORM if name.endswith(".weight") else center
                 scale, shift = (tensor.shape[-1] ** -0.5, 0.0) if tensor.dim() > 1 else (0.3, around)
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale + shift)
+
+
+def _is_table(buffer: torch.Tensor) -> bool:
+    """Whether a buffer was computed: what checkpoints fill starts as one number everywhere."""
+    return buffer.numel() > 1 and bool((buffer != buffer.flatten()[0]).any())
 
 
 def layer_kind_names(config: PretrainedConfig) -> list[str]:

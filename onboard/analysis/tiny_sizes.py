@@ -58,6 +58,7 @@ _SIZES = {
     "rotary_dim": 8,
     "n_ctx": MAX_POSITIONS,
     "window_size": WINDOW,
+    "keep_window_size": WINDOW,
     "max_seq_len": MAX_POSITIONS,
     "num_query_groups": HEADS,
 }
@@ -128,7 +129,7 @@ def _resized(values: Mapping[str, Any], name: str, size: int) -> dict[str, Any]:
     value = values.get(name)
     if isinstance(value, list | tuple) and all(_is_size(item) for item in value):
         return {name: [size] * len(value)}
-    return {} if value is None or isinstance(value, list | tuple | str) else {name: size}
+    return {} if not value or isinstance(value, list | tuple | str) else {name: size}  # 0: there is none
 
 
 def _kv_heads(kv_heads: int, heads: int | None) -> int:

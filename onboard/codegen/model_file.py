@@ -24,6 +24,7 @@ from onboard.codegen.translate.blocks import NORMS, Recognised
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.emit import ClassText, MethodText, config_of, emit, rope_default
 from onboard.codegen.translate.state import ClassState
+from onboard.codegen.translate.ties import FUNCTION
 from onboard.codegen.translate.values import Config, Untranslatable
 from onboard.errors import OnboardError
 
@@ -204,8 +205,9 @@ def _imports(names: set[str], translator: Translator, spec: ModelSpec, blocks: l
     own = {state.cls.__name__ for state in translator.states.values()} | translator.functions.keys()
     own |= translator.own_norms
     lines = {"import torch", "from torch import nn", "import onboard.ops  # noqa: F401  (registers the canonical ops)"}
-    slopes = "AlibiSlopes, " if any("AlibiSlopes" in block for block in blocks) else ""
-    lines.add(f"from onboard.modeling import {slopes}CausalLMOutput, register_causal_lm")
+    own_names = [name for name in ("AlibiSlopes", FUNCTION) if any(name in block for block in blocks)]
+    modeling = sorted(["CausalLMOutput", "register_causal_lm", *own_names])
+    lines.add(f"from onboard.modeling import {', '.join(modeling)}")
     if spec.repository:
         lines |= {"from onboard.modeling import register_config", "from onboard.plain_config import PlainConfig"}
     else:

@@ -17,6 +17,7 @@ from onboard.config import Mode, RuntimeConfig
 from onboard.errors import UsageError
 from onboard.graph.architecture import causal_lm_class
 from onboard.graph.context import TransformContext
+from onboard.graph.invariants import uncached_mixers
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.transform import BaseTransform
 from onboard.runtime.build import make_context
@@ -207,7 +208,10 @@ def _run_all(
     if context.cache is None or not context.cache.resources:
         return {"prefill": run_plain(module, prompts, context)}
     cache = interface_for(context, prompts)
-    return {way: run_plan(module, cache, prompts, plan, rope) for way, plan in plans(prompts, rope).items()}
+    ways = plans(prompts, rope)
+    if uncached_mixers(module):  # between the transforms that cache one kind of mixer each
+        ways = {"prefill": ways["prefill"]}
+    return {way: run_plan(module, cache, prompts, plan, rope) for way, plan in ways.items()}
 
 
 def _roomy(runtime: RuntimeConfig, prompts: Sequence[Prompt]) -> RuntimeConfig:

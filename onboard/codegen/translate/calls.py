@@ -212,6 +212,8 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
             return found
     if isinstance(owner, Folded) and (changed := folded.method(owner, attr, args)) is not None:
         return changed
+    if attr == "masked_fill" and type(args.positional[0]) is Mask and not owner.static:
+        return causal.filled(owner, residual(args.positional[1]))
     if isinstance(owner, KeyBias):
         return _bias_method(owner, attr, args)
     if owner.form == KEYS and (keys := biases.key_method(owner, attr, args)) is not None:

@@ -16,6 +16,7 @@ from onboard.codegen.translate.values import (
     Hole,
     Items,
     Known,
+    Mask,
     Result,
     Untranslatable,
     Value,
@@ -60,11 +61,11 @@ def attention(args: Args) -> Value:
 def _bias(given: Mapping[str, Value]) -> Value:
     """Return what is added to the scores besides the causal mask: a mask with more in it, a bias of positions."""
     mask, bias = (given.get(key, NONE) for key in ("attention_mask", "position_bias"))
-    if isinstance(mask, Code) and not mask.static:
-        if same(bias, NONE):
-            return mask
-        raise Untranslatable("attention with a bias in its mask and another one")
-    return bias
+    if isinstance(mask, Mask) or same(mask, NONE) or (isinstance(mask, Code) and mask.static):
+        return bias
+    if same(bias, NONE):
+        return mask
+    raise Untranslatable("attention with a bias in its mask and another one")
 
 
 def rope(

@@ -12,6 +12,7 @@ from onboard.codegen.translate.values import (
     NONE,
     Code,
     Global,
+    Known,
     Mapping,
     Mask,
     Untranslatable,
@@ -21,6 +22,7 @@ from onboard.codegen.translate.values import (
     constant,
     name,
     residual,
+    same,
 )
 
 if TYPE_CHECKING:
@@ -32,12 +34,21 @@ def mask_attribute(attr: str) -> Value | None:
     return Global(torch.float32, attribute(name("torch"), "float32")) if attr == "dtype" else None
 
 
+def hidden(op: ast.cmpop, mask: Value, other: Value) -> bool:
+    """Whether `mask != 0` is asked for, which is true of the keys that are hidden."""
+    return type(mask) is Mask and isinstance(op, ast.NotEq) and same(other, Known(0))
+
+
+def filled(owner: Code, value: ast.expr) -> Code:
+    """Return `x.masked_fill(hidden, value)` for x [..., queries, keys] of one text's tokens."""
+    expr = residual(owner)
+    ones = call(attribute(name("torch"), "ones_like"), expr, dtype=attribute(name("torch"), "bool"))
+    return Code(call(attribute(expr, "masked_fill"), call(attribute(ones, "triu"), ast.Constant(1)), value))
+
+
 def masked(scores: Code) -> Code:
     """Return `scores + mask` for scores [..., queries, keys] of one text's tokens: later keys get the least number."""
-    expr = residual(scores)
-    ones = call(attribute(name("torch"), "ones_like"), expr, dtype=attribute(name("torch"), "bool"))
-    later = call(attribute(ones, "triu"), ast.Constant(1))
-    return Code(call(attribute(expr, "masked_fill"), later, constant(float("-inf"))))
+    return filled(scores, constant(float("-inf")))
 
 
 def same_chunk(keywords: dict[str, Value], frame: Frame) -> Code:

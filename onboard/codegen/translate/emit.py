@@ -18,6 +18,7 @@ from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.prune import ReplaceAttribute, prune
 from onboard.codegen.translate.state import ClassState, Routine
+from onboard.codegen.translate.ties import add_ties
 from onboard.codegen.translate.values import (
     NONE,
     SHARED,
@@ -65,6 +66,7 @@ class ClassText:
 def emit(translator: Translator, top: ClassState) -> tuple[list[ClassText], list[MethodText]]:
     """Return the model's classes, what others are made of first, and its helper functions."""
     prune(translator)
+    add_ties(translator)
     calls = _constructor_calls(translator)
     order = _order(translator, top)
     classes = [_class_text(state, translator, top, calls) for state in order]

@@ -14,6 +14,7 @@ from torch import nn
 from onboard.codegen.translate import biases, calls, causal, objects, scores
 from onboard.codegen.translate.activations import activation
 from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
+from onboard.codegen.translate.decisions import decided_here
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     CHUNKED,
@@ -358,6 +359,8 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
     op, right = node.ops[0], _constants(evaluate(node.comparators[0], frame))
     if isinstance(left, Known) and isinstance(right, Known):
         return Known(_COMPARE[type(op)](left.value, right.value))
+    if causal.hidden(op, left, right):
+        return left
     if isinstance(op, ast.Eq) and isinstance(left, Global) and isinstance(right, Global):
         return Known(left.obj == right.obj)
     if isinstance(op, ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
@@ -395,6 +398,9 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
         return PaddingMask()
     if is_static(test) and (is_rotary(body) or is_rotary(orelse) or is_identity(body) != is_identity(orelse)):
         return _with_or_without(node, test, body, orelse, frame)
+    modules = isinstance(body, Instance) and isinstance(orelse, Instance)
+    if modules and frame.translator.specialised and (chosen := decided_here(test, frame)) is not None:
+        return body if chosen else orelse
     expr = ast.IfExp(residual(test), residual(body), residual(orelse))
     match body, orelse:
         case Instance(made=first), Instance(made=second):

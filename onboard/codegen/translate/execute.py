@@ -10,7 +10,7 @@ from typing import Any
 from onboard.codegen.translate import lists
 from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.comprehensions import bind_target, iteration
-from onboard.codegen.translate.decisions import deciding
+from onboard.codegen.translate.decisions import decided_here
 from onboard.codegen.translate.evaluate import binary, evaluate, settle, truth
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.narrow import narrowed
@@ -159,15 +159,9 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
 
 def _specialised(node: ast.If, test: Value, frame: Frame) -> bool | None:
     """Return this config's side of a static test and guard it; None where that cannot be told."""
-    if not is_static(test) or frame.cls is None or any(_only_raises(body) for body in (node.body, node.orelse)):
+    if any(_only_raises(body) for body in (node.body, node.orelse)):
         return None
-    try:
-        reasons, chosen = deciding(residual(test), frame)
-    except Untranslatable:
-        return None
-    for reason in reasons:
-        frame.translator.guard(reason, frame)
-    return chosen
+    return decided_here(test, frame)
 
 
 def _only_raises(body: list[ast.stmt]) -> bool:

@@ -60,7 +60,7 @@ class Scores(Code):
     slopes: ast.expr | None = None
     """Of a bias that is linear in the key's position."""
     gate: Code | None = None
-    """Zeros and ones that the scores were multiplied with, to be made a mask of."""
+    """The triangle that the scores were multiplied with, to be made a mask of."""
     causal: bool = False
     """The mask is in."""
     normed: bool = False
@@ -162,7 +162,7 @@ def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) 
         return replace(left, masked=True, slopes=slopes)
     if left.gate is not None:
         return _closed(left, operator, right)
-    if isinstance(operator, ast.Mult) and type(right) is Code and not right.static and left.bias is None:
+    if isinstance(operator, ast.Mult) and isinstance(right, Code) and right.form == TRIANGLE and left.bias is None:
         return replace(left, expr=expr, gate=right)
     if isinstance(operator, ast.Add) and isinstance(right, Code) and not right.static:
         plain = left.expr if left.masked else expr
@@ -188,8 +188,7 @@ def _closed(scores: Scores, operator: ast.operator, right: Value) -> Value | Non
             left=least, op=ast.Mult(), right=ast.BinOp(left=ast.Constant(value=1), op=ast.Sub(), right=gate)
         ):
             if same_code(gate, scores.gate.expr) and _is_minimum(least):
-                mask = None if scores.gate.form == TRIANGLE else call(attribute(gate, "bool"))
-                return replace(scores, bias=mask, gate=None, causal=True, masked=True)
+                return replace(scores, gate=None, causal=True, masked=True)
     return None
 
 

@@ -1,4 +1,4 @@
-"""`python -m onboard.workflow.remote.child FOLDER`: do the task that FOLDER/request.json describes, and answer there.
+"""`python -m onboard.workflow.remote.child FOLDER LIMITS`: do the tasks that files in FOLDER describe, answer there.
 
 The restrictions come first: nothing of the repository is imported before them.
 """
@@ -15,25 +15,28 @@ from typing import Any
 from onboard.errors import OnboardError
 from onboard.workflow.remote.sandbox import Limits, enter
 
-REQUEST, REPLY = "request.json", "reply.json"
 
-
-def main(folder: Path) -> None:
-    """Read the request, give up what is not needed, work, reply."""
-    request = json.loads((folder / REQUEST).read_text(encoding="utf-8"))
+def main(folder: Path, limits: Limits) -> None:
+    """Give up what is not needed; then, for each name on standard input, do `NAME.request` and write `NAME.reply`."""
     os.chdir(folder)
-    facts = enter(folder, Limits.model_validate(request["limits"]))
+    facts = enter(folder, limits)
+    for line in sys.stdin:
+        name = line.strip()
+        request = json.loads((folder / f"{name}.request").read_text(encoding="utf-8"))
+        unfinished = folder / f"{name}.part"
+        unfinished.write_text(json.dumps(_reply(request) | {"facts": facts}), encoding="utf-8")
+        unfinished.rename(folder / f"{name}.reply")
+    os._exit(0)  # whatever threads the code has started
+
+
+def _reply(request: dict[str, Any]) -> dict[str, Any]:
     try:
-        reply: dict[str, Any] = {"result": _work(request), "facts": facts}
+        return {"result": _work(request)}
     except OnboardError as error:
-        reply = {"error": error.message, "hint": error.hint}
+        return {"error": error.message, "hint": error.hint}
     except BaseException as error:  # whatever the repository's code raises
         traceback.print_exc()
-        reply = {"error": f"the model's code failed ({' '.join(f'{type(error).__name__}: {error}'.split())[:300]})"}
-    unfinished = folder / f"{REPLY}.part"
-    unfinished.write_text(json.dumps(reply), encoding="utf-8")
-    unfinished.rename(folder / REPLY)
-    os._exit(0)  # whatever threads the code has started
+        return {"error": f"the model's code failed ({' '.join(f'{type(error).__name__}: {error}'.split())[:300]})"}
 
 
 def _work(request: dict[str, Any]) -> Any:
@@ -47,4 +50,4 @@ def _work(request: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(Path(sys.argv[1]).resolve(), Limits.model_validate_json(sys.argv[2]))

@@ -14,7 +14,7 @@ _MODEL_IMPORTS = re.compile(
 _TEST_IMPORTS = re.compile(
     r"(__future__|dataclasses|pathlib|pytest|torch(\.export)?|onboard(\.testing)?|repository_code\..+)"
 )
-_DYNAMIC = {"eval", "exec", "compile", "__import__", "open", "globals", "locals", "vars", "getattr", "setattr", "input"}
+_DYNAMIC = {"eval", "exec", "compile", "__import__", "open", "globals", "locals", "vars", "getattr", "setattr"}
 _REACHING = {"load", "save", "hub", "system", "write_text", "unlink", "from_file", "load_library", "load_state_dict"}
 _TOP_LEVEL = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.Expr)
 

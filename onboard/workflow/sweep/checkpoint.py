@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 from transformers.utils import logging
 
 from onboard.analysis.tiny import VOCABULARY, build_tiny, load_config, one_line
 from onboard.graph.architecture import causal_lm_class, decoder_config
-from onboard.workflow.sweep.defaults import complete
+from onboard.workflow.sweep.defaults import complete, default_config
 from onboard.workflow.sweep.options import Option, options
 from onboard.workflow.sweep.targets import Target
 
@@ -71,7 +71,7 @@ def _config(target: Target) -> PretrainedConfig:
     """The full-size config: the target's own, or its class's defaults with what they leave out."""
     if target.config is not None:
         return load_config(target.config)
-    return complete(decoder_config(AutoConfig.for_model(target.name)))
+    return complete(decoder_config(default_config(target.name)))
 
 
 def _switched_on(config: PretrainedConfig) -> tuple[list[Option], dict[str, str]]:

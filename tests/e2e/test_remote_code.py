@@ -1,0 +1,70 @@
+"""Models that bring their own code: onboarded with consent, refused without it, stopped when the code is hostile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from checkpoints import edit_config, save_checkpoint, tree
+from remote_models import save_remote
+from safetensors.torch import load_file
+
+from onboard.cli.main import run
+from onboard.workflow.remote import client
+from onboard.workflow.remote.sandbox import Limits
+
+STYLES = ["fused2023", "biased2023", "sdpa2024", "moe2024", "modern"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", STYLES)
+def test_a_model_is_onboarded_with_consent_and_refused_without(
+    style: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, root = save_remote(style, tmp_path / style), tmp_path / "root"
+    before = tree(checkpoint)
+    command = [str(checkpoint), "--root", str(root), "--device", "cpu", "--until", "review"]
+    assert run(command) == 3
+    shown = capsys.readouterr().err
+    assert "--trust-remote-code" in shown
+    assert "modeling_" in shown
+    assert not root.exists()
+
+    assert run([*command, "--trust-remote-code"]) == 0
+    tests = json.loads((root / ".onboard" / style / "tests.json").read_text())["tests"]
+    assert {test["status"] for test in tests} == {"passed"}
+    assert any("cached_decode" in test["name"] for test in tests)
+    (model_file,) = (root / "models").glob("modeling_*.py")
+    assert "repository_code" not in model_file.read_text()
+    assert tree(checkpoint) == before
+
+
+HOSTILE = {
+    "network": "import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=5)",
+    "file": "open({outside!r}, 'w').write('was here')",
+    "process": "import subprocess\nsubprocess.check_call(['touch', {outside!r}])",
+    "loop": "while True:\n    pass",
+    "memory": "hog = [bytearray(2**26) for _ in range(10**6)]",
+    "exit": "import os\nos._exit(0)",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_code_is_stopped_and_leaves_files_as_they_were(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outside = tmp_path / "outside"
+    checkpoint, root = save_checkpoint(tmp_path / "checkpoint"), tmp_path / "root"
+    edit_config(checkpoint, model_type="hostile", auto_map={"AutoConfig": "c.C", "AutoModelForCausalLM": "c.M"})
+    (checkpoint / "c.py").write_text(HOSTILE[kind].format(outside=str(outside), port=9) + "\n")
+    monkeypatch.setattr(client, "LIMITS", Limits(seconds=40.0 if kind != "loop" else 20.0, gibibytes=2.0))
+    before = tree(tmp_path)
+    assert run([str(checkpoint), "--root", str(root), "--device", "cpu", "--trust-remote-code"]) == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    print(last)
+    assert "the model's code" in last
+    assert "Traceback" not in last
+    assert tree(tmp_path) == before
+    assert not outside.exists()
+    assert load_file(next(checkpoint.glob("*.safetensors")))

@@ -1,0 +1,85 @@
+"""A repository's config class, written anew: the same values, and nothing that a constructor should not do."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PretrainedConfig
+
+from onboard.codegen.config_class import plain_config_class
+from onboard.errors import OnboardError
+from onboard.plain_config import PlainConfig
+
+SOURCE = """
+from transformers import PretrainedConfig
+class ThisConfig(PretrainedConfig):
+    model_type = "this"
+    attribute_map = {{"num_hidden_layers": "n_layer"}}
+    def __init__(self, size: int = 12, n_layer=3, heads=4, kv_heads=None, scale=-1.5, kinds=None, **kwargs):
+        self.size, self.n_layer = size, n_layer
+        self.kv_heads: int = heads if kv_heads is None else kv_heads
+        self.head_dim = kwargs.pop("head_dim", size // heads)
+        if kinds is None:
+            kinds = ["full" if (i + 1) % 2 else "window" for i in range(n_layer)]
+        elif len(kinds) != n_layer:
+            raise ValueError("kinds")
+        self.kinds = kinds
+        self._check()
+        {extra}
+        super(ThisConfig, self).__init__(**kwargs)
+    def _check(self):
+        pass
+"""
+
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(extra: str) -> type[PretrainedConfig]:
+        name = f"this_configuration_{next(_NUMBERS)}"  # parsed sources are kept by name
+        (tmp_path / f"{name}.py").write_text(SOURCE.format(extra=extra))
+        importlib.invalidate_caches()
+        config_class: type[PretrainedConfig] = importlib.import_module(name).ThisConfig
+        return config_class
+
+    yield make
+    for name in [name for name in sys.modules if name.startswith("this_configuration_")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("values", [{}, {"size": 40, "n_layer": 5}, {"head_dim": 7, "kv_heads": 2, "other": [1]}])
+def test_it_makes_the_same_values(make: Any, values: dict[str, Any]) -> None:
+    original = make("self.scale = scale ** 2 if scale < 0 else float(scale)")
+    namespace: dict[str, Any] = {"PlainConfig": PlainConfig}
+    exec(plain_config_class(original), namespace)
+    theirs, ours = original(**values), namespace["ThisConfig"](**values)
+    assert ours.to_dict() == theirs.to_dict()
+    assert ours.num_hidden_layers == theirs.num_hidden_layers
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "import os; self.x = os.listdir()",
+        "self.x = open('/etc/passwd').read()",
+        "self.x = ().__class__.__bases__",
+        "self.x = eval('1')",
+        "self.x = (lambda: 1)()",
+        "self.x = getattr(self, '__class__')",
+        "for i in range(3): self.x = i",
+        "with open('x') as f: self.x = 1",
+        "[].append(print(1))",
+    ],
+)
+def test_what_is_more_than_a_value_is_refused(make: Any, extra: str) -> None:
+    with pytest.raises(OnboardError, match="ThisConfig cannot be written anew: line"):
+        plain_config_class(make(extra))

@@ -1,0 +1,98 @@
+"""What is seen in code without running it: of a repository's files, and of the text that comes from the child."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from families import config_dict
+
+from onboard.analysis.analyze import analyze
+from onboard.analysis.masks import is_causal_mask
+from onboard.analysis.repository_source import survey_code
+from onboard.codegen.model_file import generate_model_file
+from onboard.codegen.test_file import generate_test_file
+from onboard.errors import OnboardError
+from onboard.workflow.remote.vet import vet_model_file, vet_tests
+
+AUTO_MAP = {"AutoConfig": "configuration_x.C", "AutoModelForCausalLM": "modeling_x.M"}
+
+
+def _write(folder: Path, modeling: str) -> None:
+    (folder / "configuration_x.py").write_text("from transformers import PretrainedConfig\n")
+    (folder / "modeling_x.py").write_text(modeling)
+
+
+def test_a_survey_follows_imports_and_shows_what_reaches_beyond_tensors(tmp_path: Path) -> None:
+    _write(tmp_path, "import torch\nfrom .helpers import f\nimport subprocess\nprint(open('x'))\n")
+    (tmp_path / "helpers.py").write_text("import numpy as np\nos = __import__('os')\n")
+    survey = survey_code(tmp_path, {"auto_map": AUTO_MAP})
+    assert sorted(survey.files) == ["configuration_x.py", "helpers.py", "modeling_x.py"]
+    assert survey.imports == ["numpy", "subprocess", "torch", "transformers"]
+    assert survey.remarkable == [
+        "modeling_x.py:3: import subprocess",
+        "modeling_x.py:4: open(...)",
+        "modeling_x.py:4: runs at import",
+        "helpers.py:2: __import__(...)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("auto_map", "modeling", "message"),
+    [
+        ({**AUTO_MAP, "AutoConfig": "a/b--configuration_x.C"}, "", "another repository"),
+        ({"AutoConfig": "configuration_x.C"}, "", "names no AutoModelForCausalLM"),
+        ({**AUTO_MAP, "AutoConfig": "../x.C"}, "", "no module and class"),
+        (AUTO_MAP, "def", "is not Python"),
+        (AUTO_MAP, "from .gone import x", "lacks gone.py"),
+    ],
+)
+def test_code_that_is_not_whole_is_refused(tmp_path: Path, auto_map: object, modeling: str, message: str) -> None:
+    _write(tmp_path, modeling)
+    with pytest.raises(OnboardError, match=message):
+        survey_code(tmp_path, {"auto_map": auto_map})
+
+
+def test_generated_text_passes() -> None:
+    spec = analyze(config_dict("gpt2"), model="x")
+    vet_model_file(generate_model_file(spec))
+    vet_tests(generate_test_file(spec).replace("from transformers", "from repository_code.x"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os",
+        "import torch.hub",
+        "from onboard.hub import open_source",
+        "from repository_code.modeling_x import M",
+        "x = eval('1')",
+        "import torch\nx = torch.load('x')",
+        "def f(x):\n    return x.__class__.__bases__",
+        "if True:\n    pass",
+        "def f():\n    with open('x') as g:\n        pass",
+    ],
+)
+def test_text_that_reaches_beyond_tensors_is_refused(text: str) -> None:
+    with pytest.raises(OnboardError, match="not what is ever generated"):
+        vet_model_file(text)
+
+
+def test_a_causal_mask_is_exactly_that() -> None:
+    mask = torch.full((5, 5), torch.finfo(torch.float32).min).triu(1)[None, None]
+    assert is_causal_mask(mask)
+    assert is_causal_mask(mask.expand(3, 1, 5, 5))
+    window = mask + torch.full((5, 5), -1e9).tril(-3)
+    shifted = torch.full((5, 5), -1e9).triu(2)[None, None]
+    for other in (
+        window,
+        shifted,
+        mask[0],
+        mask[..., :4, :],
+        mask * 0,
+        mask.expand(1, 2, 5, 5),
+        None,
+        mask[..., :1, :1],
+    ):
+        assert not is_causal_mask(other)
