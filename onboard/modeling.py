@@ -55,6 +55,13 @@ def register_causal_lm(
         _FIRST_POSITIONS[model_class] = first_position
 
 
+def tie_weights(module: nn.Module, source: nn.Module) -> None:
+    """Have `module` use the parameters of `source`, a module of the same structure, as its own."""
+    for name, parameter in source.named_parameters():
+        path, _, attr = name.rpartition(".")
+        setattr(module.get_submodule(path), attr, parameter)
+
+
 def register_config(config_class: Any) -> None:
     """Register a config class that a model file defines, because that of its repository is code to be trusted."""
     _CONFIGS[config_class.model_type] = config_class

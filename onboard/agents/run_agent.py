@@ -133,7 +133,7 @@ class Session:
     @property
     def text_config(self) -> Any:
         """The Hugging Face config of the language model."""
-        return self.context.factory.config.get_text_config()
+        return self.context.factory.text_config
 
     def settings(self) -> dict[str, Any]:
         """Return what the run's "auto" settings came to."""
@@ -142,6 +142,7 @@ class Session:
             "device": device.type,
             "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
             "dtype": str(self.context.dtype).removeprefix("torch."),
+            "mode": runtime.mode,
             "attn_backend": self.context.attn_backend,
             "compile_backend": _compile_backend(self.context),
             "world_size": runtime.world_size,

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from onboard.agents.source import Outcome, Source
+from onboard.analysis.composite import is_under
 from onboard.analysis.spec import Block, ModelSpec
+from onboard.analysis.tiny import load_config
 from onboard.graph.expert_weights import separate_experts
 from onboard.modeling import load_model_file, registered_config, registered_model
 
@@ -35,10 +37,11 @@ class Subject:
     def expected_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of the checkpoint's tensors: those of Hugging Face's model, built without memory.
 
-        Experts are one by one where checkpoints have them so.
+        Experts are one by one where checkpoints have them so; a composite's towers are left out.
         """
         model_class = getattr(importlib.import_module(self.spec.hf_module), self.spec.architecture)
-        return _shapes(separate_experts(self._build(model_class)))
+        shapes = _shapes(separate_experts(self._build(model_class)))
+        return {name: shape for name, shape in shapes.items() if not is_under(name, self.spec.eager)}
 
     def actual_shapes(self) -> tuple[dict[str, tuple[int, ...]], set[str]]:
         """Execute the model file; return the shapes in its model's state dict, and the names of the parameters."""
@@ -47,15 +50,15 @@ class Subject:
         return _shapes(model.state_dict()), {name for name, _ in model.named_parameters()}
 
     def _build(self, model_class: type[nn.Module]) -> nn.Module:
-        config_class = self._config_class()
+        own: Any = model_class
         with torch.device("meta"):
-            return model_class(config_class(**self.spec.config))
+            return own(self._config())  # type: ignore[no-any-return]
 
-    def _config_class(self) -> Any:
-        if self.spec.repository is not None:
-            load_model_file(self.model_file)
-            return registered_config(self.spec.config["model_type"])
-        return getattr(importlib.import_module("transformers"), self.spec.config_class)
+    def _config(self) -> Any:
+        if self.spec.repository is None:
+            return load_config(self.spec.config)
+        load_model_file(self.model_file)
+        return registered_config(self.spec.config["model_type"])(**self.spec.config)
 
 
 def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import PretrainedConfig
 
 from onboard.analysis import mixers, probe, repository
 from onboard.analysis.biases import position_bias
+from onboard.analysis.composite import is_under, unused_parts
 from onboard.analysis.experts import probe_experts
 from onboard.analysis.masks import mask_makers
 from onboard.analysis.own_cache import cache_notes
@@ -25,7 +27,6 @@ from onboard.analysis.spec import Block, LayerKind, ModelSpec, RepositoryCode, T
 from onboard.analysis.tiny import (
     VOCABULARY,
     build_tiny,
-    causal_lm_class,
     counts_positions,
     layer_kind_names,
     load_config,
@@ -34,6 +35,7 @@ from onboard.analysis.tiny import (
 )
 from onboard.analysis.traits import traits
 from onboard.errors import OnboardError
+from onboard.graph.architecture import causal_lm_class, text_config
 from onboard.graph.expert_weights import separate_experts
 
 _COUNTED = Trait(value="counted", evidence="probe: position_ids do not change the logits")
@@ -102,11 +104,12 @@ def _spec(
     revision: str | None,
 ) -> ModelSpec:
     source = module_source(type(tiny).__module__)
-    blocks = [*_module_blocks(tiny, recordings[0]), *_rope_blocks(tiny, recordings), *_scan_blocks(tiny, recordings[0])]
+    eager = unused_parts(tiny, recordings[0].modules.keys())
+    blocks = [*_module_blocks(tiny, recordings[0], eager), *_rope_blocks(recordings), *_scan_blocks(recordings[0])]
     if not recordings[0].attention:
         blocks += _mask_blocks(tiny)
     whole = _without_memory(full)
-    kinds = _layer_kinds(whole, tiny, recordings[0], {block.class_name for block in blocks if block.kind == "experts"})
+    kinds = _layer_kinds(whole, tiny, recordings[0], {b.class_name for b in blocks if b.kind == "experts"}, eager)
     return ModelSpec(
         model=model,
         revision=revision,
@@ -118,11 +121,14 @@ def _spec(
         source_hash=source.sha256(),
         num_parameters=_parameters(whole),
         config=dict(config),
-        traits=traits(full, tiny, recordings[0], blocks) | position_bias(recordings[0]) | _positions(full, tiny),
+        traits=traits(text_config(full), tiny, recordings[0], blocks)
+        | position_bias(recordings[0])
+        | _positions(full, tiny),
         blocks=blocks,
         layer_kinds=kinds,
+        eager=eager,
         never_called=_never_called(tiny, recordings),
-        tricky=_tricky(full, recordings[0]),
+        tricky=_tricky(text_config(full), recordings[0]),
     )
 
 
@@ -179,12 +185,12 @@ def _check_causality(model: nn.Module) -> None:
         raise OnboardError(f"{type(model).__name__} is not causal: a token changes the logits of tokens before it")
 
 
-def _module_blocks(model: nn.Module, recording: Recording) -> list[Block]:
+def _module_blocks(model: nn.Module, recording: Recording, eager: list[str]) -> list[Block]:
     """Return a block for each class of the module tree that is not PyTorch's, in the order of the tree."""
     blocks: dict[str, Block] = {}
     attention = {call.path for call in recording.attention}
     separate = separate_experts(model)
-    for cls, (path, module) in _examples(model, recording).items():
+    for cls, (path, module) in _examples(model, recording, eager).items():
         finding = _classify(model, path, module, recording, attention, separate)
         blocks[cls.__name__] = Block(
             class_name=cls.__name__,
@@ -203,12 +209,14 @@ def _never_called(model: nn.Module, recordings: list[Recording]) -> list[str]:
     return [path for path in own if all(path not in recording.modules for recording in recordings)]
 
 
-def _examples(model: nn.Module, recording: Recording) -> dict[type, tuple[str, nn.Module]]:
+def _examples(model: nn.Module, recording: Recording, eager: list[str]) -> dict[type, tuple[str, nn.Module]]:
     """Return path and module of the first example of each class in the tree, the first one that runs if one does."""
     found: dict[type, tuple[str, nn.Module]] = {}
     for path, module in model.named_modules():
         cls = type(module)
         if cls.__module__.startswith("torch.") or cls.__module__ == "transformers.activations":
+            continue
+        if is_under(path, eager):
             continue
         if cls not in found or (found[cls][0] not in recording.modules and path in recording.modules):
             found[cls] = path, module
@@ -243,12 +251,12 @@ def _classify(
         if found.kind == "layernorm" and _made_with_tuple(type(module)):
             found.parameters["per_head"] = True
         return found
-    if (found := probe.probe_mlp(module, model.config)) is not None:
+    if (found := probe.probe_mlp(module, text_config(model.config))) is not None:
         return found
     if isinstance(module, nn.Embedding):
         return probe.Finding("embedding")
     if any(name.startswith(f"{path}.") for name in attention):
-        return probe.Finding("model" if "." not in path else "decoder_layer")
+        return probe.Finding("decoder_layer" if re.search(r"\.\d+(\.|$)", path) else "model")
     return probe.Finding("other")
 
 
@@ -282,7 +290,7 @@ def _made_with_tuple(cls: type) -> bool:
 
 def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: Any) -> probe.Finding:
     """Return the finding for a rotary embedding whose tables the template can build; others are translated."""
-    config: Any = model.config
+    config: Any = text_config(model.config)
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, dict) or not hasattr(type(module), "compute_default_rope_parameters"):
         return probe.Finding("other")
@@ -291,7 +299,8 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     complex_form = ropes == {"torch_rope_with_complex_freqs"}
     longrope = "longrope" in str(parameters) or hasattr(config, "original_max_position_embeddings")
     scale = probe.scale_of(output)
-    style = "complex" if complex_form else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
+    whole = isinstance(output, torch.Tensor)
+    style = "complex" if complex_form or whole else "cos_sin" if probe.is_doubled(output) else "half_cos_sin"
     return probe.Finding(
         "rotary",
         {"style": style, "per_layer_type": per_layer_type, "longrope": longrope} | _of_layer_types(config),
@@ -312,12 +321,12 @@ def _of_layer_types(config: Any) -> dict[str, bool]:
     return {name: True for name, is_so in unusual.items() if is_so}
 
 
-def _rope_blocks(model: nn.Module, recordings: list[Recording]) -> list[Block]:
+def _rope_blocks(recordings: list[Recording]) -> list[Block]:
     """Return a block for each helper function that applies RoPE; its evidence is the worst of all calls."""
-    source = module_source(type(model).__module__)
     blocks: dict[str, Block] = {}
     for call in [call for recording in recordings for call in recording.functions]:
         finding = probe.probe_rope(call)
+        source = module_source(call.module)
         node = source.functions.get(call.name)
         if finding is None or node is None or call.name in blocks:
             continue
@@ -332,11 +341,11 @@ def _rope_blocks(model: nn.Module, recordings: list[Recording]) -> list[Block]:
     return list(blocks.values())
 
 
-def _scan_blocks(model: nn.Module, recording: Recording) -> list[Block]:
+def _scan_blocks(recording: Recording) -> list[Block]:
     """Return a block for each helper function that is a canonical op of recurrent mixers."""
-    source = module_source(type(model).__module__)
     blocks: dict[str, Block] = {}
     for call in recording.helpers:
+        source = module_source(call.function.__module__)
         node = source.functions.get(call.name)
         if node is None or call.name in blocks or (finding := mixers.probe_scan(call)) is None:
             continue
@@ -360,7 +369,9 @@ def _mask_blocks(model: nn.Module) -> list[Block]:
     ]
 
 
-def _layer_kinds(whole: nn.Module, tiny: nn.Module, recording: Recording, experts: set[str]) -> list[LayerKind]:
+def _layer_kinds(
+    whole: nn.Module, tiny: nn.Module, recording: Recording, experts: set[str], eager: list[str]
+) -> list[LayerKind]:
     """Group the checkpoint's decoder layers by kind; paths are those of the tiny model.
 
     A window that all layers have is no field of theirs: the probe tells. Which layers are mixtures, where not all are,
@@ -370,7 +381,8 @@ def _layer_kinds(whole: nn.Module, tiny: nn.Module, recording: Recording, expert
     names, small = (layer_kind_names(model.config) for model in (whole, tiny))
     if set(names) == {"full_attention"} and windows and None not in windows:
         names, small = (["sliding_attention"] * len(item) for item in (names, small))
-    lists = {path: module for path, module in tiny.named_modules() if isinstance(module, nn.ModuleList)}
+    modules = [item for item in tiny.named_modules() if not is_under(item[0], eager)]
+    lists = {path: module for path, module in modules if isinstance(module, nn.ModuleList)}
     path = max(lists, key=lambda item: len(list(lists[item].modules())), default="layers")
     names, small = (_mark_mixtures(*pair, path, experts) for pair in ((names, whole), (small, tiny)))
     kinds: dict[str, LayerKind] = {}

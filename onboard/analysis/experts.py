@@ -149,7 +149,11 @@ def _stacked_layouts(parameters: dict[str, nn.Parameter]) -> Iterator[Layout]:
     for (first, down), transposed in ((pair, flip) for pair in permutations(stacks) for flip in (False, True)):
         gate_up, out = (parameters[n].transpose(1, 2) if transposed else parameters[n] for n in (first, down))
         gated = gate_up.shape[1] == 2 * out.shape[2]
-        if gate_up.shape[2] != out.shape[1] or not (gated or gate_up.shape[1] == out.shape[2]):
+        if (
+            len(gate_up) != len(out)
+            or gate_up.shape[2] != out.shape[1]
+            or not (gated or gate_up.shape[1] == out.shape[2])
+        ):
             continue
         names = {"layout": "stacks", "gate_up": first, "down": down, "transposed": transposed}
         bias = next(iter(permutations(biases)), ()) if biases else ()

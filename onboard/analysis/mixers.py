@@ -73,6 +73,13 @@ FORMS = {
         settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
         with_state=True,
     ),
+    "torch_kda": Form(
+        "torch.ops.onboard.torch_kda(query, key, value, g, beta, None, use_qk_l2norm_in_kernel)",
+        fixed={"initial_state": None, "output_final_state": False},
+        ignored=frozenset({"chunk_size"}),
+        settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
+        with_state=True,
+    ),
 }
 """Canonical op -> how helpers with the interface of its kernels are called."""
 

@@ -8,6 +8,7 @@ from transformers import PretrainedConfig
 
 from onboard.analysis.spec import Trait
 from onboard.analysis.tiny import VOCABULARY, build_small, tiny_config
+from onboard.graph.architecture import text_config
 
 _ORDINARY_TOKENS = 16
 """Tokens from here on are none of the special ones, which some models do not count."""
@@ -24,7 +25,7 @@ def first_position(config: PretrainedConfig) -> Trait | None:
     first = _probe(config, None)
     if not first:
         return None
-    moved = None if config.pad_token_id is None else _probe(config, _OTHER_PADDING)
+    moved = None if text_config(config).pad_token_id is None else _probe(config, _OTHER_PADDING)
     if moved is not None and moved != first:
         value: str | int = f"pad_token_id + {moved - _OTHER_PADDING}"
     else:
@@ -36,7 +37,7 @@ def _probe(config: PretrainedConfig, pad_token_id: int | None) -> int | None:
     """Return the first position of the small model, with another padding token if one is given; None: not found."""
     small = tiny_config(config)
     if pad_token_id is not None:
-        small.pad_token_id = pad_token_id
+        text_config(small).pad_token_id = pad_token_id
     model = build_small(small)
     generator = torch.Generator().manual_seed(4)
     tokens = torch.randint(_ORDINARY_TOKENS, VOCABULARY, (2, 9), generator=generator)

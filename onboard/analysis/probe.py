@@ -131,7 +131,7 @@ def _fit_mlp(module: nn.Module, names: list[str], act: Any, activation: str, x: 
                 kind, out = "gated, fused", last(act(gate) * up)
             else:
                 out = last(act(hidden))
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
         return None
     if not isinstance(expected, torch.Tensor) or out.shape != expected.shape:
         return None
@@ -165,7 +165,11 @@ def _activations(config: Any) -> list[str]:
 
 
 def probe_rotary(output: Any) -> bool:
-    """Whether a module's output is (cos, sin): two tensors whose squares add up to one constant."""
+    """Whether a module's output is cos + i sin or (cos, sin): tensors whose squares add up to one constant."""
+    if isinstance(output, torch.Tensor) and output.is_complex():
+        return bool((output.abs() - output.abs().mean()).abs().max() < 1e-4 * output.abs().mean()) and bool(
+            output.real.std() > 0
+        )
     if not (isinstance(output, tuple) and len(output) == 2 and all(isinstance(item, torch.Tensor) for item in output)):
         return False
     cos, sin = output
@@ -182,7 +186,11 @@ def is_doubled(output: Any) -> bool:
 
 
 def probe_rope(call: FunctionCall) -> Finding | None:
-    """Recognise a helper that applies RoPE to q and k [batch, heads, seq, dim], given cos and sin."""
+    """Recognise a helper that applies RoPE to q and k [batch, heads, seq, dim], given cos and sin; or, to these or to
+    [batch, seq, heads, dim], given complex numbers.
+    """
+    if len(call.arguments) == 3 and len(call.outputs) == 2:
+        return _complex_rope(call.arguments, call.outputs)
     if len(call.arguments) == 5 and len(call.outputs) == 2:
         return _probe_indexed_rope(call)
     if len(call.arguments) != 4 or len(call.outputs) != 2:
@@ -196,6 +204,21 @@ def probe_rope(call: FunctionCall) -> Finding | None:
         error = max(rmse_ratio(a, b) for a, b in zip(rotated, call.outputs, strict=True))
         if error < TOLERANCE:
             return Finding("rope", {"op": op}, [f"probe: {op} fits with rmse ratio {error:.1e}"])
+    return None
+
+
+def _complex_rope(arguments: list[torch.Tensor], outputs: list[torch.Tensor]) -> Finding | None:
+    q, k, freqs = arguments
+    if not freqs.is_complex() or freqs.dim() != 3 or q.dim() != 4 or k.dim() != 4:
+        return None
+    op = "torch_rope_with_complex_freqs"
+    for dim in (1, 2):
+        if q.shape[3 - dim] != freqs.shape[1] or k.shape[3 - dim] != freqs.shape[1]:
+            continue
+        rotated = getattr(torch.ops.onboard, op)(q, k, freqs, dim)
+        error = max(rmse_ratio(a, b) for a, b in zip(rotated, outputs, strict=True))
+        if error < TOLERANCE:
+            return Finding("rope", {"op": op, "unsqueeze_dim": dim}, [f"probe: {op} fits with rmse ratio {error:.1e}"])
     return None
 
 
@@ -225,6 +248,8 @@ def _rope_candidates(
 
 def scale_of(output: Any) -> float:
     """Return the factor of cos and sin."""
+    if isinstance(output, torch.Tensor):
+        return float(output.abs().mean())
     cos = first_tensor(output)
     assert cos is not None
     return float((output[0].square() + output[1].square()).mean().sqrt())

@@ -31,7 +31,7 @@ class AttentionCall:
     window: int | None
     """Sliding window that the keyword states."""
     mask_is_causal: bool
-    """The mask is exactly causal, narrowed by the window."""
+    """The mask is exactly causal, narrowed by the window or cut into the config's chunks."""
     keywords: dict[str, Any]
     """Scaling, soft cap, sinks: scalars, or "tensor"."""
     heads: int
@@ -45,6 +45,8 @@ class FunctionCall:
     name: str
     arguments: list[torch.Tensor]
     outputs: list[torch.Tensor]
+    module: str = ""
+    """The name of the module that defines it."""
 
 
 @dataclass
@@ -81,11 +83,18 @@ def record(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Recording:
     recording = Recording(torch.empty(0))
     with ExitStack() as stack:
         stack.enter_context(_attention_recorded(model, recording))
-        stack.enter_context(_functions_recorded(sys.modules[type(model).__module__], recording))
+        for name in modeling_modules(model):
+            stack.enter_context(_functions_recorded(sys.modules[name], recording))
         stack.enter_context(modules_recorded(model, recording.modules))
         stack.enter_context(torch.no_grad())
         recording.logits = model(**inputs, use_cache=False).logits
     return recording
+
+
+def modeling_modules(model: nn.Module) -> list[str]:
+    """Return the names of the modules that define a model's classes: a composite's text model has its own."""
+    own = (type(module).__module__ for module in model.modules())
+    return list(dict.fromkeys([type(model).__module__, *(name for name in own if ".modeling_" in name)]))
 
 
 def rmse_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -142,10 +151,16 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
     ) -> tuple[torch.Tensor, None]:
         window, cap, sinks = (keywords.get(item) for item in ("sliding_window", "softcap", "s_aux"))
         settings = {"scaling": scaling, "softcap": cap, "s_aux": None if sinks is None else "tensor"}
-        causal = _is_causal(attention_mask, query.shape[2], window)
+        chunk = _chunk(attention_mask, model.config)
+        causal = chunk is not None or _is_causal(attention_mask, query.shape[2], window)
+        bias = keywords.get("position_bias")
+        if not causal and bias is None and _hides_later_keys(attention_mask):
+            causal, bias = True, attention_mask
         recording.attention.append(AttentionCall(paths[module], window, causal, settings, query.shape[1], key.shape[1]))
         indices = keywords.get("indices")
-        chosen = None if indices is None else chosen_keys(indices, key.shape[2])
+        chosen = bias if indices is None else chosen_keys(indices, key.shape[2])
+        if chunk is not None:
+            chosen = _same_chunk(query.shape[2], chunk)
         settings_of_op = (chosen, 0.0, True, scaling, sinks, window, cap, "bnsd")
         out = torch.ops.onboard.torch_attention(query, key, value, *settings_of_op)
         return out.transpose(1, 2).contiguous(), None
@@ -161,10 +176,33 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
         config._attn_implementation = saved
 
 
+def _same_chunk(length: int, chunk: int) -> torch.Tensor:
+    chunks = torch.arange(length) // chunk
+    return chunks.unsqueeze(1) == chunks
+
+
+def _chunk(mask: torch.Tensor | None, config: Any) -> int | None:
+    """Return the length of the chunks that a mask cuts the text into; None for another mask."""
+    chunk = getattr(config, "attention_chunk_size", None)
+    if mask is None or chunk is None or chunk >= mask.shape[-1]:
+        return None
+    length = mask.shape[-1]
+    allowed = _same_chunk(length, chunk) & torch.ones(length, length, dtype=torch.bool).tril()
+    return chunk if bool(((mask == 0) == allowed).all()) else None
+
+
 def _is_causal(mask: torch.Tensor | None, length: int, window: int | None) -> bool:
     distance = torch.arange(length).unsqueeze(1) - torch.arange(length)
     allowed = (distance >= 0) & (distance < (window or length))
     return mask is not None and bool(((mask == 0) == allowed).all())
+
+
+def _hides_later_keys(mask: torch.Tensor | None) -> bool:
+    """Whether a mask is a bias of its own that is causal: later keys have the least number, others what it likes."""
+    if mask is None or mask.dim() != 4 or not mask.is_floating_point():
+        return False
+    later = torch.ones(mask.shape[-2:], dtype=torch.bool).triu(1)
+    return bool((mask[..., later] <= torch.finfo(mask.dtype).min / 2).all())
 
 
 @contextmanager
@@ -187,7 +225,7 @@ def _recorded(name: str, function: Callable[..., Any], recording: Recording) -> 
             and len(tensors) == len(args)
             and all(isinstance(o, torch.Tensor) for o in outputs)
         ):
-            recording.functions.append(FunctionCall(name, tensors, list(outputs)))
+            recording.functions.append(FunctionCall(name, tensors, list(outputs), function.__module__))
         return outputs
 
     return wrapper

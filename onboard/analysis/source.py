@@ -6,6 +6,7 @@ import ast
 import hashlib
 import importlib
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -58,12 +59,20 @@ def module_source(name: str) -> ModuleSource:
     path = Path(file)
     text = path.read_text(encoding="utf-8")
     source = ModuleSource(module, path, text, ast.parse(text))
-    for node in source.tree.body:
+    for node in _definitions(source.tree.body):
         if isinstance(node, ast.ClassDef):
             source.classes[node.name] = node
         elif isinstance(node, ast.FunctionDef):
             source.functions[node.name] = node
     return source
+
+
+def _definitions(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield a module's statements, those under conditions too: what is defined where a package is not installed."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try):
+            yield from _definitions([*node.body, *node.orelse])
 
 
 def class_node(cls: type) -> ast.ClassDef:

@@ -88,6 +88,8 @@ class ModelSpec(_Record):
     attention_softcap, tied_embeddings, position, ...: whatever applies, in this order."""
     blocks: list[Block]
     layer_kinds: list[LayerKind]
+    eager: list[str] = Field(default_factory=list)
+    """Module paths of a composite's towers: transformers' own modules, which the generated file leaves out."""
     never_called: list[str] = Field(default_factory=list)
     """Paths of the tiny model's modules that no prompt calls, like cross attention where there is no encoder: their
     weights are in the checkpoint, but they have no output to compare."""

@@ -8,17 +8,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-)
+from transformers import AutoConfig, PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from onboard.analysis import repository
 from onboard.analysis.tiny_config import one_line, tiny_config
 from onboard.analysis.tiny_sizes import ORIGINAL_POSITIONS, VOCABULARY, WINDOW
 from onboard.errors import ConsentRequiredError, OnboardError
+from onboard.graph.architecture import causal_lm_class, decoder_config, language_model_types, text_config
 
 __all__ = ["ORIGINAL_POSITIONS", "VOCABULARY", "WINDOW", "one_line", "tiny_config"]  # where others look for them
 _NO_JSON_FLOATS = ("Infinity", "-Infinity", "NaN")
@@ -35,19 +32,18 @@ def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -
     """
     model_type = config.get("model_type")
     own_code = repository.is_installed(model_type)
-    if config.get("auto_map") and not own_code and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if config.get("auto_map") and not own_code and model_type not in language_model_types():
         _refuse_remote_code(trust_remote_code)
     _check_names(model_type, config.get("architectures"))
     if model_type not in CONFIG_MAPPING_NAMES and not own_code:
         raise OnboardError(f"transformers has no architecture {model_type!r}", hint="Upgrade transformers")
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not own_code:
-        raise OnboardError(f"{model_type} is not a causal language model", hint="Choose a decoder model")
     values = {key: _floats(value) for key, value in config.items() if key != "model_type"}
     try:
         made = AutoConfig.for_model(model_type, **values)
     except Exception as error:
         raise OnboardError(f"transformers refuses this {model_type} config: {one_line(error)}") from error
-    return _of_decoder(made)
+    causal_lm_class(made)
+    return decoder_config(made)
 
 
 def _floats(value: Any) -> Any:
@@ -56,31 +52,6 @@ def _floats(value: Any) -> Any:
         only = value.get("__float__") if len(value) == 1 else None
         return float(only) if only in _NO_JSON_FLOATS else {key: _floats(item) for key, item in value.items()}
     return [_floats(item) for item in value] if isinstance(value, list) else value
-
-
-def _of_decoder(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the config of the causal language model itself.
-
-    That is a composite's text config where the class takes that alone, as in transformers' own auto classes.
-    """
-    text = config.sub_configs.get("text_config")
-    if text is not None and causal_lm_class(config).config_class is text:
-        config = config.get_text_config()
-    return config
-
-
-def causal_lm_class(config: PretrainedConfig) -> Any:
-    """Return the class of transformers' causal language model of a config; a text config has its composite's."""
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    package = type(config).__module__.split(".")[-2]
-    composites = [CONFIG_MAPPING[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if _package(name) == package]
-    classes = [MODEL_FOR_CAUSAL_LM_MAPPING[composite] for composite in composites]
-    return next(item for item in classes if item.config_class is type(config))
-
-
-def _package(model_type: str) -> str:
-    return str(model_type_to_module_name(model_type))
 
 
 def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
@@ -105,19 +76,27 @@ def randomize(model: nn.Module, seed: int, center: float = _NORM) -> None:
 
     Those of vectors lie around `center`, those of norms around 0.7. Recurrent mixers take their decay and their step
     from vectors through exp and softplus: with 0.7 they forget within a few tokens, with a negative center they
-    remember for long. Norms of another size would let rounding errors grow from layer to layer.
+    remember for long. Norms of another size would let rounding errors grow from layer to layer. Tables that the model
+    works out for itself (decays by distance) stay: with other numbers it would not be the model that it is.
     """
+    tables = {name for name, buffer in model.named_buffers() if _is_table(buffer)}
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
-            if tensor.is_floating_point():
+            if tensor.is_floating_point() and name not in tables:
                 around = _NORM if name.endswith(".weight") else center
                 scale, shift = (tensor.shape[-1] ** -0.5, 0.0) if tensor.dim() > 1 else (0.3, around)
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale + shift)
 
 
+def _is_table(buffer: torch.Tensor) -> bool:
+    """Whether a buffer was computed: what checkpoints fill starts as one number everywhere."""
+    return buffer.numel() > 1 and bool((buffer != buffer.flatten()[0]).any())
+
+
 def layer_kind_names(config: PretrainedConfig) -> list[str]:
     """Return the kind of each decoder layer, as the config's per-layer lists tell it."""
+    config = text_config(config)
     layers = config.num_hidden_layers
     types = _per_layer(config, "layer_types") or ["full_attention"] * layers
     rope = _per_layer(config, "no_rope_layers") or [True] * layers

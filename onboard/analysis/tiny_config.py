@@ -6,9 +6,14 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from onboard.analysis.composite import builds, small_composites
 from onboard.analysis.tiny_layers import Layers, cut_layers, first_of_each_kind, prefix, read_layers
-from onboard.analysis.tiny_sizes import shrink_overrides, shrink_rope, shrink_sizes
+from onboard.analysis.tiny_sizes import VOCABULARY, shrink_overrides, shrink_rope, shrink_sizes
 from onboard.errors import OnboardError
+from onboard.graph.architecture import find_language_model, is_composite
+
+_SECTIONS = [16, 24, 24]
+"""Of time, height and width, in the ratio that Qwen2-VL has (arXiv:2409.12191)."""
 
 
 def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
@@ -18,7 +23,10 @@ def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
         OnboardError: the config's class refuses the small sizes.
     """
     try:
-        return _shrink(config)
+        if not is_composite(config) or (model_class := find_language_model(config)) is None:
+            return _shrink(config)
+        small = list(small_composites(config, _shrink, VOCABULARY))
+        return next((item for item in small if builds(model_class, item)), small[-1])
     except Exception as error:
         raise OnboardError(f"cannot shrink the {config.model_type} config: {one_line(error)}") from error
 
@@ -33,7 +41,7 @@ def _shrink(config: PretrainedConfig) -> PretrainedConfig:
     values = dict(full)
     shrink_sizes(values, full, config.attribute_map)
     values |= {name: _shrink(part).to_dict() for name in config.sub_configs if (part := _part(config, name))}
-    values = shrink_rope(values, values.get("head_dim") or 16)
+    values = shrink_rope(_with_sections(config, values), values.get("head_dim") or 16)
     layers = read_layers(config, full)
     if layers is None:
         return type(config).from_dict(values)
@@ -42,6 +50,14 @@ def _shrink(config: PretrainedConfig) -> PretrainedConfig:
     if _has_all_kinds(small, layers):
         return small
     return _cut(config, values, full, layers, prefix(layers, kept[-1] + 1))
+
+
+def _with_sections(config: PretrainedConfig, values: dict[str, Any]) -> dict[str, Any]:
+    """Write out how RoPE shares channels out to several axes where the config leaves it to the model's own default."""
+    rope = values.get("rope_parameters")
+    if "mrope_section" not in getattr(config, "ignore_keys_at_rope_validation", ()) or not isinstance(rope, dict):
+        return values
+    return values | {"rope_parameters": {"mrope_section": _SECTIONS} | rope} if "rope_type" in rope else values
 
 
 def _part(config: PretrainedConfig, name: str) -> PretrainedConfig | None:

@@ -56,13 +56,21 @@ def read_layers(config: PretrainedConfig, values: Mapping[str, Any]) -> Layers |
         key=key,
         count=count,
         lists={name: value for name, value in values.items() if name not in indices and _is_list(value, count)},
-        views={name: getattr(config, name) for name in _VIEWS if _is_list(getattr(config, name, None), count)},
+        views={name: view for name in _VIEWS if (view := _view(config, name, count))},
         indices=indices,
         firsts={name: value for name in DENSE_LAYERS if type(value := values.get(name)) is int},
         lasts={name: value for name in _LAST_LAYERS if type(value := values.get(name)) is int},
         overrides={int(index): fields for index, fields in values.get("per_layer_config", {}).items()},
         periods=[value for name, value in values.items() if type(value) is int and _PERIOD.fullmatch(name)],
     )
+
+
+def _view(config: PretrainedConfig, name: str, count: int) -> Sequence[Any]:
+    try:
+        value = getattr(config, name, ())
+    except ValueError:  # it has no meaning here: every layer reads what another model's layers made
+        return ()
+    return value if _is_list(value, count) else ()
 
 
 def kinds(layers: Layers) -> list[str]:

@@ -14,6 +14,8 @@ HIDDEN = 64
 HEADS = 4
 WINDOW = 5
 """Shorter than any prompt that probes and proofs use."""
+CHUNK = 8
+"""So, too, what attention is cut into."""
 MAX_POSITIONS = 256
 ORIGINAL_POSITIONS = 64
 """Where RoPE that scales with length switches; prompts lie on both sides of it."""
@@ -28,6 +30,8 @@ _SIZES = {
     "max_position_embeddings": MAX_POSITIONS,
     "original_max_position_embeddings": ORIGINAL_POSITIONS,
     "sliding_window": WINDOW,
+    "attention_chunk_size": CHUNK,
+    "floor_scale": 4,
     "n_inner": 96,
     "ffn_dim": 96,
     "d_ff": 96,
@@ -54,6 +58,7 @@ _SIZES = {
     "rotary_dim": 8,
     "n_ctx": MAX_POSITIONS,
     "window_size": WINDOW,
+    "keep_window_size": WINDOW,
     "max_seq_len": MAX_POSITIONS,
     "num_query_groups": HEADS,
 }
@@ -124,7 +129,7 @@ def _resized(values: Mapping[str, Any], name: str, size: int) -> dict[str, Any]:
     value = values.get(name)
     if isinstance(value, list | tuple) and all(_is_size(item) for item in value):
         return {name: [size] * len(value)}
-    return {} if value is None or isinstance(value, list | tuple | str) else {name: size}
+    return {} if not value or isinstance(value, list | tuple | str) else {name: size}  # 0: there is none
 
 
 def _kv_heads(kv_heads: int, heads: int | None) -> int:

@@ -26,7 +26,9 @@ def traits(config: PretrainedConfig, tiny: nn.Module, recording: Recording, bloc
 def _attention(config: Any, recording: Recording) -> dict[str, Trait]:
     if not recording.attention:
         return {}
-    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    fields = config.to_dict()  # where layers have heads of their own, these are the others'
+    heads = fields.get(config.attribute_map.get("num_attention_heads", "num_attention_heads"))
+    kv_heads = fields.get(config.attribute_map.get("num_key_value_heads", "num_key_value_heads"))
     kv_heads = heads if kv_heads is None else kv_heads
     kind = "mha" if kv_heads == heads else "mqa" if kv_heads == 1 else "gqa"
     evidence = "probe: canonical attention leaves the logits as they are; config.json: num_key_value_heads"

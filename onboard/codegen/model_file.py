@@ -7,6 +7,7 @@ import re
 from importlib import import_module
 from typing import Any
 
+import transformers
 from torch import nn
 
 import onboard
@@ -21,9 +22,10 @@ from onboard.codegen.render import render
 from onboard.codegen.translate import experts
 from onboard.codegen.translate.blocks import NORMS, Recognised
 from onboard.codegen.translate.classes import Translator
-from onboard.codegen.translate.emit import ClassText, MethodText, emit, rope_default
+from onboard.codegen.translate.emit import ClassText, MethodText, config_of, emit, rope_default
 from onboard.codegen.translate.state import ClassState
-from onboard.codegen.translate.values import Untranslatable
+from onboard.codegen.translate.ties import FUNCTION
+from onboard.codegen.translate.values import Config, Untranslatable
 from onboard.errors import OnboardError
 
 TEMPLATE_VERSION = 1
@@ -47,7 +49,7 @@ def generate_model_file(spec: ModelSpec) -> str:
     translator, model = make_translator(spec)
     try:
         top = _translated(translator)
-        classes, functions = emit(translator, top, spec.config_class)
+        classes, functions = emit(translator, top)
         norms = sorted(translator.own_norms & set().union(*(item.reads for item in classes)))
         blocks = [render(f"model/own_{name.lower()}.py.j2").strip() for name in norms]
         blocks += [_block(item, spec, translator) for item in classes]
@@ -99,11 +101,12 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     kinds = (*NORMS, "gated_rmsnorm", "rotary", experts.KIND)
     recognised = {b.class_name: Recognised(b.kind, b.parameters) for b in spec.blocks if b.kind in kinds}
     ropes = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "rope"}
+    dims = {b.class_name: int(b.parameters["unsqueeze_dim"]) for b in spec.blocks if "unsqueeze_dim" in b.parameters}
     scans = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "scan"}
     latents = {b.class_name: b.parameters for b in spec.blocks if b.kind == "attention" and b.parameters.get("expand")}
     bias = spec.traits.get("position_bias")
     alibi = bias is not None and bias.value == "alibi"
-    translator = Translator(model, recognised, ropes, scans, latents, alibi=alibi)
+    translator = Translator(model, recognised, ropes, scans, latents, dims, spec.eager, alibi=alibi)
     tables = {b.class_name: b.parameters.get("table_dims") for b in spec.blocks if b.kind == "rope"}
     translator.rope_tables |= {name: int(dims) for name, dims in tables.items() if dims is not None}
     translator.mask_makers |= {b.class_name for b in spec.blocks if b.kind == "mask"}
@@ -165,7 +168,9 @@ def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
     docstring = class_docstring(kind, block.parameters if block else {}, item.name)
     if item.weights_only:
         docstring += f" Not run, for checkpoints have them: {', '.join(item.weights_only)}."
-    text = render("model/class.py.j2", name=item.name, base=item.base, docstring=docstring, methods=methods).strip()
+    eager = tuple(spec.eager) if item.name == spec.architecture else ()
+    fields: dict[str, Any] = {"base": item.base, "docstring": docstring, "methods": methods, "eager": eager}
+    text = render("model/class.py.j2", name=item.name, **fields).strip()
     if recognised is not None and experts.is_separate(recognised):
         return f"{experts.expert_text(item.name, recognised.parameters)}\n\n\n{text}"
     return text
@@ -180,8 +185,8 @@ def _rotary(item: ClassText, recognised: Recognised, spec: ModelSpec, translator
     return render(
         "model/rotary.py.j2",
         name=item.name,
-        config_class=spec.config_class,
-        default=rope_default(translator, item.cls, spec.config_class),
+        config_class=type(config_of(translator, item.cls)).__name__,
+        default=rope_default(translator, item.cls),
         x=found[1].args.args[1].arg,
         reads=translator.states[item.cls].read_outside,
         **(_USUAL_ROTARY | recognised.parameters),
@@ -200,18 +205,34 @@ def _imports(names: set[str], translator: Translator, spec: ModelSpec, blocks: l
     own = {state.cls.__name__ for state in translator.states.values()} | translator.functions.keys()
     own |= translator.own_norms
     lines = {"import torch", "from torch import nn", "import onboard.ops  # noqa: F401  (registers the canonical ops)"}
-    slopes = "AlibiSlopes, " if any("AlibiSlopes" in block for block in blocks) else ""
-    lines.add(f"from onboard.modeling import {slopes}CausalLMOutput, register_causal_lm")
+    own_names = [name for name in ("AlibiSlopes", FUNCTION) if any(name in block for block in blocks)]
+    modeling = sorted(["CausalLMOutput", "register_causal_lm", *own_names])
+    lines.add(f"from onboard.modeling import {', '.join(modeling)}")
     if spec.repository:
         lines |= {"from onboard.modeling import register_config", "from onboard.plain_config import PlainConfig"}
     else:
-        lines.add(f"from transformers import {spec.config_class}")
+        lines.update(_config_import(cls) for cls in config_classes(translator) if _mentions(blocks, cls.__name__))
     if any("ROPE_INIT_FUNCTIONS" in block for block in blocks):
         lines.add("from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS")
     for name in sorted(names & translator.globals.keys() - own - _FIXED_IMPORTS.keys()):
         lines.add(_import_line(name, *translator.globals[name]))
     lines.update(_FIXED_IMPORTS[name] for name in names & _FIXED_IMPORTS.keys())
     return sorted(lines)
+
+
+def config_classes(translator: Translator) -> set[type]:
+    """Return the classes of the configs that the model's classes are made with."""
+    facts = [fact for known in translator.facts.values() for fact in known.values()]
+    return {type(fact.obj) for fact in facts if isinstance(fact, Config)}
+
+
+def _mentions(blocks: list[str], name: str) -> bool:
+    return any(re.search(rf"\b{name}\b", block) for block in blocks)
+
+
+def _config_import(cls: type) -> str:
+    place = "transformers" if hasattr(transformers, cls.__name__) else cls.__module__
+    return f"from {place} import {cls.__name__}"
 
 
 def _import_line(name: str, obj: Any, source: Any) -> str:

@@ -14,12 +14,14 @@ import transformers
 from torch import nn
 
 from onboard import __version__
+from onboard.analysis.composite import is_under
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny import ORIGINAL_POSITIONS, load_config, tiny_config
 from onboard.codegen.format import format_python
 from onboard.codegen.model_file import first_position_expression
 from onboard.codegen.render import TEST_TEMPLATE, render
 from onboard.errors import OnboardError
+from onboard.graph.architecture import text_config
 
 _BATCH, _LENGTH = 2, 24
 # Prompts lie on both sides of the position at which RoPE that scales with length switches.
@@ -69,9 +71,10 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
     _check_names(spec)
     config = tiny_config(load_config(spec.config))
     model = _meta_model(spec, config)
+    text = text_config(config)
     layers = _layers(spec, model)
     blocks = _blocks(spec, model, layers)
-    text = render(
+    source = render(
         TEST_TEMPLATE,
         root,
         version=__version__,
@@ -85,13 +88,15 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
         first_position=first_position_expression(spec, "CONFIG"),
         layers=layers,
         blocks=blocks,
+        eager=spec.eager,
+        vocabulary="CONFIG.vocab_size" if text is config else "CONFIG.get_text_config(decoder=True).vocab_size",
         gpu_limits={kind: limit for kind, limit in _GPU_LIMITS.items() if kind in {*blocks.values(), "layer", "model"}},
         batch=_BATCH,
         length=_LENGTH,
         starts=_STARTS,
         prompt_lengths=_PROMPT_LENGTHS,
     )
-    return format_python(text)
+    return format_python(source)
 
 
 def _shown_name(model: str) -> str:
@@ -152,16 +157,17 @@ def _blocks(spec: ModelSpec, model: nn.Module, layers: dict[str, str]) -> dict[s
     A module that transformers itself does not call when it runs as a causal language model has nothing to compare.
     """
     kinds = {block.class_name: block.kind for block in spec.blocks if block.kind not in _CONTAINERS}
-    named = [(path, name) for path, name in _class_names(model, layers) if path not in spec.never_called]
+    named = [(path, name) for path, name in _class_names(model, layers, spec.eager) if path not in spec.never_called]
     found = {path: kinds[name] for path, name in named if name in kinds}
     known = {path: kind if kind in _KINDS else "other" for path, kind in found.items()}
     order = list(_KINDS)
     return {path: _KINDS[known[path]] for path in sorted(known, key=lambda path: order.index(known[path]))}
 
 
-def _class_names(model: nn.Module, layers: dict[str, str]) -> Iterator[tuple[str, str]]:
+def _class_names(model: nn.Module, layers: dict[str, str], eager: list[str]) -> Iterator[tuple[str, str]]:
     """Path and class name of the modules in `layers` or in no layer; not torch's own ones."""
     for path, module in model.named_modules():
         in_layer = re.search(r"^(.*?\.\d+)\.", path)
-        if not type(module).__module__.startswith("torch.") and (in_layer is None or in_layer[1] in layers):
+        own = not type(module).__module__.startswith("torch.") and not is_under(path, eager)
+        if own and (in_layer is None or in_layer[1] in layers):
             yield path, type(module).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ class ConvertedCheckpoint:
         if on_loaded is not None:
             on_loaded(model.eval())
         self._tensors: dict[str, torch.Tensor] = dict(model.state_dict())
+        del model
+        gc.collect()  # transformers' models hold reference cycles, which would keep every tensor that is taken
         self._left_out = {name: meta for name, meta in files.names().items() if name in report["unexpected_keys"]}
 
     def names(self) -> dict[str, TensorMeta]:

@@ -77,13 +77,10 @@ class AttentionDescriptor(CachedOpDescriptor):
     def check(self, node: fx.Node) -> None:
         """Refuse masks, attention to later tokens and dropout: the paged kernels know positions only."""
         refuse_unless(node, attn_mask=None, is_causal=True, dropout_p=0.0)
-        found = arguments(node)
-        heads = [
-            tensor_argument(node, index).meta["val"].shape[1 if found["layout"] == "bnsd" else 2] for index in range(3)
-        ]
-        if not all(isinstance(item, int) for item in heads):
+        heads = 1 if arguments(node)["layout"] == "bnsd" else 2
+        if any(_in_one_row(tensor_argument(node, index), heads) is None for index in range(self.num_tensors)):
             raise OnboardError(
-                f"{node.name} ({module_path(node)}) has heads folded into its batch and cannot be cached",
+                f"{node.name} ({module_path(node)}) has a number of heads that varies and cannot be cached",
                 hint="Only its prefill is supported",
             )
 
@@ -108,7 +105,8 @@ class AttentionDescriptor(CachedOpDescriptor):
 
         def resource(tensor: fx.Node) -> KVPagedResource:
             val = tensor.meta["val"]
-            heads, dim = int(val.shape[2]), int(val.shape[3])
+            heads, dim = _in_one_row(tensor, 2), int(val.shape[3])
+            assert heads is not None
             return KVPagedResource(heads, dim, dtype or val.dtype, page_size, window)
 
         return {"k_cache": resource(tensor_argument(node, 1)), "v_cache": resource(tensor_argument(node, 2))}
@@ -128,6 +126,20 @@ def refuse_unless(node: fx.Node, **needed: Any) -> None:
                 f"{node.name} ({module_path(node)}) has {name}={found[name]!r} and cannot be cached",
                 hint=f"Its cached form needs {name}={value!r}",
             )
+
+
+def _in_one_row(tensor: fx.Node, dim: int) -> int | None:
+    """Return a dimension's size in the cached graph, whose batch is one row of tokens; None: it is not known.
+
+    Heads that are folded into the batch, as for `torch.bmm`, are batch times heads: in one row, the heads.
+    """
+    size = tensor.meta["val"].shape[dim]
+    if isinstance(size, int):
+        return size
+    inputs = tensor.graph.find_nodes(op="placeholder", sort=True)
+    batch = next(node for node in inputs if node.target == "input_ids").meta["val"].shape[0]
+    expression = size.node.expr if isinstance(batch, int) else size.node.expr.subs(batch.node.expr, 1)
+    return int(expression) if expression.is_number else None
 
 
 def module_path(node: fx.Node) -> str:

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from onboard.config import Mode, deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
+from onboard.graph.architecture import causal_lm_class, decoder_config, text_config
 from onboard.modeling import (
     CausalLMOutput,
     first_position,
@@ -81,12 +82,29 @@ class ModelFactory:
     @cached_property
     def config(self) -> Any:
         """The Hugging Face config with `model_kwargs` applied; an unknown key is a `UsageError`."""
-        config = read_config(self.checkpoint, self.root)
+        config = decoder_config(read_config(self.checkpoint, self.root))
         return _override(config, self.model_kwargs) if self.model_kwargs else config
+
+    @property
+    def text_config(self) -> Any:
+        """The part of the config that describes the text model."""
+        return text_config(self.config)
+
+    @property
+    def eager_modules(self) -> tuple[str, ...]:
+        """Paths of transformers' own modules that the generated model leaves out: towers for images or sound."""
+        if self.mode != "graph":
+            return ()
+        return tuple(getattr(self._generated_class(), "eager_modules", ()))
 
     @cached_property
     def first_position(self) -> int:
-        """The position of a text's first token, as the generated file registers it."""
+        """The position of a text's first token, as the generated file registers it; transformers' own modules: 0.
+
+        Where that is wrong for one of these, the check that each has to pass before it serves says so.
+        """
+        if self.mode != "graph":
+            return 0
         load_model_file(self._model_file())
         return first_position(self.config)
 
@@ -109,16 +127,31 @@ class ModelFactory:
         """Return which dimensions of the example inputs are dynamic: batch and sequence."""
         return {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in self.example_inputs()}
 
+    def _generated_class(self) -> type[nn.Module]:
+        load_model_file(self._model_file())
+        return registered_model(type(self.config).__name__)
+
     def _generated_model(self) -> nn.Module:
-        path = self._model_file()
-        load_model_file(path)
         try:
-            return registered_model(type(self.config).__name__)(self.config)
+            return self._generated_class()(self.config)
         except AssertionError as error:  # the file says what it does not cover
             raise OnboardError(
-                f"{path.name} does not serve this model: {error}",
+                f"{self._model_file().name} does not serve this model: {error}",
                 hint="Onboard the model, which makes a file that does",
             ) from error
+
+    def hf_model(self) -> nn.Module:
+        """Return transformers' own model on the meta device: its module tree and names, no weights."""
+        with torch.device("meta"):
+            model: nn.Module = causal_lm_class(self.config)._from_config(self.config)
+        return model
+
+    def composite(self) -> Any:
+        """Return transformers' own model, parameters on the meta device in the run's dtype, buffers with values."""
+        with _parameters_on(torch.device("meta"), self.dtype):
+            own = causal_lm_class(self.config)
+            model = own._from_config(self.config, dtype=self.dtype, attn_implementation="eager")
+        return model.eval().requires_grad_(False)
 
     def _model_file(self) -> Path:
         path = content_path("models", f"modeling_{self.config.model_type}.py", root=self.root)
@@ -128,7 +161,12 @@ class ModelFactory:
 
     def _hf_model(self) -> nn.Module:
         attention = self.model_kwargs.get("attn_implementation", "eager")
-        model = AutoModelForCausalLM.from_config(self.config, dtype=self.dtype, attn_implementation=attention)
+        try:
+            own = causal_lm_class(self.config)
+            model = own._from_config(self.config, dtype=self.dtype, attn_implementation=attention)
+        except (ValueError, ImportError) as error:  # no class for this config, or a library that it needs
+            reason = " ".join(str(error).split())[:200]
+            raise OnboardError(f"transformers cannot build {self.config.model_type}: {reason}") from error
         if self.mode == "hf":
             # A subclass, not a wrapper module: parameter names stay the checkpoint's.
             model.__class__ = type(f"Export{type(model).__name__}", (_HFForward, type(model)), {})
@@ -146,6 +184,18 @@ class _HFForward:
 
 
 def _override(config: Any, overrides: Mapping[str, Any]) -> Any:
+    """Return a config with other values; a composite's are those of its text model, where that has the field."""
+    parts = getattr(config, "sub_configs", {})
+    holder = next((name for name in parts if getattr(config, name, None) is text_config(config)), None)
+    if holder is not None:
+        text = {key: value for key, value in overrides.items() if hasattr(getattr(config, holder), key)}
+        own = {key: value for key, value in overrides.items() if key not in text}
+        part = _override(getattr(config, holder), text).to_dict()
+        return type(config).from_dict(_own(config, own).to_dict() | {holder: part})
+    return _own(config, overrides)
+
+
+def _own(config: Any, overrides: Mapping[str, Any]) -> Any:
     for key in overrides:
         if key != "attn_implementation" and not hasattr(config, key):
             raise UsageError(f"{type(config).__name__} has no field {key!r}", hint=suggest(key, config.to_dict()))

@@ -76,6 +76,7 @@ class _Interception:
     length: int | None
     """Longest sequence for which a mask's rule is evaluated; None: rules are not looked at."""
     masks: list[tuple[torch.Tensor, MaskForm | None]] = field(default_factory=list)
+    making_mask: bool = False
 
     def form(self, mask: torch.Tensor | None) -> MaskForm | None:
         """Return the form of a mask that is still the very tensor that was handed out."""
@@ -110,6 +111,11 @@ def handled(handler: Handler, length: int | None = None) -> Iterator[None]:
         yield
     finally:
         _ACTIVE.reset(token)
+
+
+def is_making_mask() -> bool:
+    """Tell whether transformers is making a mask right now."""
+    return _ACTIVE.get().making_mask
 
 
 def configs(model: nn.Module) -> list[Any]:
@@ -154,7 +160,9 @@ def _make_mask(
 ) -> torch.Tensor | None:
     """Return the mask that eager attention gets, and note what it allows."""
     active = _ACTIVE.get()
+    active.making_mask = True
     mask: torch.Tensor | None = eager_mask(mask_function=mask_function, attention_mask=attention_mask, **settings)
+    active.making_mask = False
     if mask is not None and active.length is not None:
         form = rule_form(mask_function, active.length) if _no_padding(attention_mask) else None
         active.masks.append((mask, form))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from onboard.errors import OnboardError
 from onboard.graph.attention_probe import check_calls
 from onboard.graph.context import TransformContext
+from onboard.graph.guards import broken_guard
 from onboard.graph.hf_attention import AttentionCall, attention_recorded
 
 
@@ -32,6 +33,12 @@ def with_canonical_attention(model: nn.Module, export: Callable[[], nn.Module], 
             f"transformers' {context.factory.config.model_type} cannot be exported ({reason})",
             hint="Try --mode transformers, which needs no export",
         ) from error
+    assert isinstance(graph, fx.GraphModule)
+    if broken := broken_guard(graph, context.runtime.max_num_tokens):
+        raise OnboardError(
+            f"the code of {type(model).__name__} takes another path for rows of {broken[1]} tokens ({broken[0]})",
+            hint="Lower max_num_tokens, or try --mode transformers, which needs no export",
+        )
     if calls:
         check_calls(model, calls)
     else:

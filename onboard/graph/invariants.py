@@ -61,13 +61,18 @@ def _attention_is_cached(module: nn.Module, context: TransformContext) -> None:
 
 def _recurrences_are_cached(module: nn.Module) -> None:
     """Refuse mixers without a cached form: over a row of several sequences they would mix these up."""
-    for _, gm in graph_modules(module):
-        if left := nodes_of(gm, *(getattr(torch.ops.onboard, name) for name in _UNCACHED)):
-            op = str(left[0].target).removeprefix("onboard.").removesuffix(".default")
-            raise NoCachedFormError(
-                f"{len(left)} calls of {op} have no cached form, so the model cannot generate yet",
-                hint="Its model file and equivalence tests are complete; run another architecture",
-            )
+    if left := uncached_mixers(module):
+        op = str(left[0].target).removeprefix("onboard.").removesuffix(".default")
+        raise NoCachedFormError(
+            f"{len(left)} calls of {op} have no cached form, so the model cannot generate yet",
+            hint="Its model file and equivalence tests are complete; run another architecture",
+        )
+
+
+def uncached_mixers(module: nn.Module) -> list[fx.Node]:
+    """Return the calls of other mixers than attention that see only the tokens of their own step."""
+    mixers = [getattr(torch.ops.onboard, name) for name in _UNCACHED]
+    return [node for _, gm in graph_modules(module) for node in nodes_of(gm, *mixers)]
 
 
 def uncached_attention(module: nn.Module) -> list[fx.Node]:
@@ -83,6 +88,7 @@ _UNCACHED = (
     "torch_selective_scan",
     "torch_causal_conv1d",
     "torch_gated_delta_rule",
+    "torch_kda",
 )
 """Canonical ops that carry something from token to token, and for which no transform has put in a cached op."""
 

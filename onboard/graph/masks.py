@@ -17,6 +17,7 @@ from onboard.graph.fx import ancestors, attr_tensor
 _BATCH = 2
 _LENGTHS = (24, 37)
 _SMALL_WINDOW = 5
+_LONGEST_TABLE = 16384
 _LARGEST_LITERAL = 2**31  # larger integers stand for "to the end" in slices
 
 
@@ -37,16 +38,19 @@ def mask_form(gm: fx.GraphModule, mask: fx.Node) -> MaskForm | None:
     """Return what a mask [batch, heads or 1, sequence, sequence] amounts to, None when it is none of the known forms.
 
     A window longer than the probes is found through its literal: every integer in the mask's graph is replaced by a
-    small one in turn, and the window must follow it.
+    small one in turn, and the window must follow it. A mask that is cut out of a table is looked at in its full size.
     """
-    short, form = (_form(_evaluate(gm, mask, length, {})) for length in _LENGTHS)
+    longest = _table_length(gm, mask)
+    if longest > _LONGEST_TABLE:
+        return None
+    short, form = (_form(_evaluate(gm, mask, length, {}), length) for length in (_LENGTHS[0], longest))
     if form is None or short != form.at(_LENGTHS[0]):
         return None
     if form != MaskForm(True):
         return form
     windows = set()
     for literal in _literals(mask):
-        form = _form(_evaluate(gm, mask, _LENGTHS[0], {literal: _SMALL_WINDOW}))
+        form = _form(_evaluate(gm, mask, _LENGTHS[0], {literal: _SMALL_WINDOW}), _LENGTHS[0])
         if form is None or not form.is_causal:
             return None
         if form.sliding_window is not None:
@@ -54,11 +58,17 @@ def mask_form(gm: fx.GraphModule, mask: fx.Node) -> MaskForm | None:
     return MaskForm(True, min(windows, default=None))
 
 
-def _form(mask: torch.Tensor | None) -> MaskForm | None:
-    allowed = _allowed(mask)
+def _table_length(gm: fx.GraphModule, mask: fx.Node) -> int:
+    """Return the size of the largest square table that a mask is cut out of, or that of the longer probe."""
+    leaves = [attr_tensor(gm, node) for node in ancestors([mask]) if node.op == "get_attr"]
+    tables = [leaf for leaf in leaves if leaf is not None and leaf.dim() >= 2 and leaf.shape[-1] == leaf.shape[-2]]
+    return max([_LENGTHS[-1], *(table.shape[-1] for table in tables)])
+
+
+def _form(mask: torch.Tensor | None, length: int) -> MaskForm | None:
+    allowed = _allowed(mask, length)
     if allowed is None:
         return None
-    length = allowed.shape[-1]
     allowed = allowed.expand(_BATCH, allowed.shape[1], length, length)
     if bool(allowed.all()):
         return MaskForm(False)
@@ -69,9 +79,9 @@ def _form(mask: torch.Tensor | None) -> MaskForm | None:
     return MaskForm(True, window if window < length else None)
 
 
-def _allowed(mask: torch.Tensor | None) -> torch.Tensor | None:
+def _allowed(mask: torch.Tensor | None, length: int) -> torch.Tensor | None:
     """Return a mask as bool, None when it is no mask: a bias, or of another shape."""
-    if mask is None or mask.dim() != 4 or mask.shape[0] not in (1, _BATCH) or mask.shape[-1] not in _LENGTHS:
+    if mask is None or mask.dim() != 4 or mask.shape[0] not in (1, _BATCH) or mask.shape[-1] != length:
         return None
     if mask.dtype == torch.bool:
         return mask.cpu()

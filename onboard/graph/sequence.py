@@ -98,6 +98,7 @@ class SequenceInfo:
         *,
         slots: IntArray | None = None,
         rope_length: int = 0,
+        position_ids: IntArray | None = None,
     ) -> None:
         """Describe one step: prefill, chunked prefill, decode or a mixture.
 
@@ -106,7 +107,8 @@ class SequenceInfo:
         each sequence's pages; `slots` [sequences] where its recurrent states lie (default: the spare slot 0, for models
         that have none). `logits_rows` are the rows whose logits are wanted (default: each sequence's last).
         `rope_length` makes the row's largest position at least `rope_length - 1` by a padding row, for models whose
-        rotary table depends on it.
+        rotary table depends on it. `position_ids` [tokens] are the tokens' positions for the model where they are not
+        their places in the sequence: an image's tokens may share some.
         """
         self.num_sequences = len(lengths)
         padding = self._padding(starts, lengths, rope_length)
@@ -128,6 +130,8 @@ class SequenceInfo:
         host = layout.arrays
         host["input_ids"][:tokens] = token_ids
         host["position_ids"][:tokens] = positions + self.first_position
+        if position_ids is not None:
+            host["position_ids"][: tokens - padding] = position_ids + self.first_position
         host["position_ids"][tokens - padding : tokens] = max(rope_length - 1, 0)
         host["slot_mapping"][:tokens] = pages[sequence, page].astype(np.int64) * self.page_size + offset
         host["logits_gather_indices"][: len(wanted)] = wanted

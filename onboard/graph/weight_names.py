@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from torch import nn
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
 from onboard.graph.checkpoint import TensorMeta
@@ -22,7 +24,17 @@ def declared_renaming(identifiers: Sequence[str]) -> Callable[[str], str]:
     change values (stacked experts) are none of ours: model files follow the checkpoint there.
     """
     declared = (get_checkpoint_conversion_mapping(identifier) for identifier in identifiers)
-    renamings = [each for each in next(filter(None, declared), ()) if isinstance(each, WeightRenaming)]
+    return _renaming(next(filter(None, declared), ()))
+
+
+def module_renaming(model: nn.Module) -> Callable[[str], str]:
+    """Return how transformers renames a checkpoint's tensors for its own `model`, by the rules of all its parts."""
+    own: Any = model
+    return _renaming(get_model_conversion_mapping(own))
+
+
+def _renaming(rules: Iterable[object]) -> Callable[[str], str]:
+    renamings = [each for each in rules if isinstance(each, WeightRenaming)]
 
     def rename(name: str) -> str:
         for renaming in renamings:
@@ -90,6 +102,22 @@ def explain_unused(unused: Mapping[str, TensorMeta], used: Collection[str]) -> t
             wrong.append(name)
     facts = [f"the model leaves out {what} ({count} tensors of the checkpoint)" for what, count in left_out.items()]
     return facts, wrong
+
+
+def set_aside(
+    unused: Mapping[str, TensorMeta], rename: Callable[[str], str], modules: Sequence[str]
+) -> tuple[dict[str, TensorMeta], list[str]]:
+    """Return the tensors that belong to none of `modules`, paths in transformers' module tree, and a fact for each."""
+    owners = {name: _owner(rename(name), modules) for name in unused}
+    counts = Counter(owner for owner in owners.values() if owner is not None)
+    facts = [
+        f"{owner} stays transformers' own module ({count} tensors of the checkpoint)" for owner, count in counts.items()
+    ]
+    return {name: meta for name, meta in unused.items() if owners[name] is None}, facts
+
+
+def _owner(name: str, modules: Sequence[str]) -> str | None:
+    return next((module for module in modules if name == module or name.startswith(f"{module}.")), None)
 
 
 def _is_legacy_buffer(name: str, meta: TensorMeta) -> bool:

@@ -11,9 +11,11 @@
 | `torch_causal_conv1d` | `causal_conv.py` |
 | `torch_ssm`, `torch_selective_scan`, `torch_rmsnorm_gated` | `ssm.py` |
 | `torch_gated_delta_rule` | `delta_rule.py` |
+| `torch_kda` | `kda.py` |
 | `torch_moe` | `moe.py` |
 | `gather_logits_before_lm_head` | `gather.py` |
 | `torch_cached_attention` | `cached_attention.py` |
+| `torch_cached_block_attention` | `block_attention.py` |
 | `torch_cached_mla` | `cached_mla.py` |
 | `torch_cached_causal_conv1d` | `cached_causal_conv.py` |
 | `torch_cached_ssm`, `torch_cached_selective_scan` | `cached_ssm.py` |
@@ -36,6 +38,7 @@ import importlib.util
 
 from onboard.ops import (  # noqa: F401  (registers)
     attention,
+    block_attention,
     cached_attention,
     cached_causal_conv,
     cached_delta_rule,
@@ -45,6 +48,7 @@ from onboard.ops import (  # noqa: F401  (registers)
     delta_rule,
     fused,
     gather,
+    kda,
     linear,
     mla,
     moe,
@@ -58,7 +62,7 @@ from onboard.ops.library import op_sources
 if importlib.util.find_spec("triton") is not None:
     from onboard.ops import triton  # noqa: F401  (registers)
 
-_CANONICAL = (attention, causal_conv, delta_rule, linear, mla, moe, norm, rope, sparse, ssm)
+_CANONICAL = (attention, causal_conv, delta_rule, kda, linear, mla, moe, norm, rope, sparse, ssm)
 
 
 def has_triton() -> bool:

@@ -30,11 +30,12 @@ def torch_sparse_mla(
     compressed_kv: Tensor,
     kpe: Tensor,
     kv_b_proj_weight: Tensor,
-    indices: Tensor,
+    indices: Tensor | None,
     scale: float | None = None,
     sinks: Tensor | None = None,
+    sliding_window: int | None = None,
 ) -> Tensor:
-    """Causal multi-head latent attention (see `torch_mla`) to the keys that are chosen for each query.
+    """Causal multi-head latent attention (see `torch_mla`) to some of the keys: chosen ones, or those near the query.
 
     Args:
         q_nope: [batch, sequence, heads, nope_dim], the part of the queries without positions.
@@ -43,8 +44,10 @@ def torch_sparse_mla(
         kpe: [batch, sequence, 1, rope_dim], rotated, the same for all heads.
         kv_b_proj_weight: [heads * (nope_dim + value_dim), rank].
         indices: [batch, sequence, top_k] integers, the chosen keys of each query; those behind it count for nothing.
+            None: all are chosen.
         scale: factor of the scores; None: (nope_dim + rope_dim) ** -0.5.
         sinks: [heads], a logit of each head that takes weight and gives nothing.
+        sliding_window: a query sees that many keys, itself the last.
 
     Returns:
         [batch, sequence, heads, value_dim] in the queries' dtype.
@@ -54,5 +57,5 @@ def torch_sparse_mla(
     k_nope, value = expanded[..., :nope], expanded[..., nope:]
     key = torch.cat([k_nope, kpe.expand(-1, -1, heads, -1)], dim=-1)
     query = torch.cat([q_nope, q_pe], dim=-1)
-    mask = chosen_keys(indices, key.shape[1])
-    return torch_attention(query, key, value, mask, 0.0, True, scale, sinks)
+    mask = None if indices is None else chosen_keys(indices, key.shape[1])
+    return torch_attention(query, key, value, mask, 0.0, True, scale, sinks, sliding_window)

@@ -16,6 +16,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.factory import ModelFactory
 from onboard.graph.invariants import uncached_attention
 from onboard.graph.pipeline import Observer, Pipeline, load_pipeline
+from onboard.runtime.composite import Composite
 from onboard.runtime.engine import Engine
 from onboard.runtime.losses import losses
 from onboard.runtime.rope import length_dependent_rope
@@ -51,9 +52,10 @@ def build_engine(
         gm,
         context.cache,
         tokenizer=Tokenizer.load(checkpoint),
-        eos_token_ids=eos_token_ids(checkpoint, context.factory.config),
-        vocab_size=getattr(context.factory.config, "vocab_size", None),
-        rope=length_dependent_rope(context.factory.config.to_dict()),
+        eos_token_ids=eos_token_ids(checkpoint, context.factory.text_config),
+        vocab_size=getattr(context.factory.text_config, "vocab_size", None),
+        composite=Composite(context) if context.factory.eager_modules else None,
+        rope=length_dependent_rope(context.factory.text_config.to_dict()),
         history=context.history,
         facts=context.facts,
     )
@@ -100,7 +102,7 @@ def make_context(
         _check_onboarded(factory.config.model_type, root, model or str(checkpoint))
     return TransformContext(
         factory=factory,
-        runtime=_fitted(runtime, factory.config, factory.first_position),
+        runtime=_fitted(runtime, factory.text_config, factory.first_position),
         device=device,
         dtype=factory.dtype,
         first_position=factory.first_position,

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import fx, nn
 
 from onboard.errors import UsageError
+from onboard.graph.fx import graph_modules
+from onboard.graph.prompt_inputs import with_given_inputs
 from onboard.graph.sequence import CachedSequenceInterface
+from onboard.runtime.composite import Composite
+from onboard.runtime.prompt_inputs import PromptInputs, given_rows
 from onboard.runtime.rope import LengthDependentRope
 from onboard.runtime.sampling import SamplingParams, make_generator, sample
 from onboard.runtime.scheduler import Chunk, FinishReason, Request, Scheduler, Step
@@ -60,6 +64,8 @@ class Engine:
     vocab_size: int | None = None
     """Prompts hold token ids below it; None: unknown, unchecked."""
     rope: LengthDependentRope | None = None
+    composite: Composite | None = None
+    """The towers of a composite model."""
     history: list[Any] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
 
@@ -74,21 +80,27 @@ class Engine:
         )
         self.stats = EngineStats()
         self._detokenizers: dict[int, Detokenizer] = {}
+        self._given_graphs: dict[tuple[bool, bool], fx.GraphModule] = {}
 
     @property
     def capacity(self) -> int:
         """Most tokens, prompt included, that one sequence can have."""
         return min(self.cache.info.max_seq_len, self.cache.allocator.num_usable * self.cache.info.page_size)
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams) -> list[Request]:
+    def submit(
+        self, prompt: Sequence[int], params: SamplingParams, inputs: Mapping[str, Any] | None = None
+    ) -> list[Request]:
         """Queue a prompt; return its `params.n` outputs, which `step` completes.
 
+        `inputs` are what transformers' processor makes of the prompt's images beside the tokens.
         Raises `UsageError` if the prompt is empty, too long, or has a token that the model does not have.
         """
         self._check_prompt(prompt, room_for=1)
         if params.stop and self.tokenizer is None:
             raise UsageError("stop texts need a tokenizer and the checkpoint has none", hint="Use stop_token_ids")
-        outputs = [Request(list(prompt), params, make_generator(params, index)) for index in range(params.n)]
+        given = self._prepare(list(prompt), inputs) if inputs else None
+        generators = [make_generator(params, index) for index in range(params.n)]
+        outputs = [Request(list(prompt), params, generator, given=given) for generator in generators]
         for output in outputs:
             self.scheduler.add(output)
         return outputs
@@ -116,6 +128,7 @@ class Engine:
             step.pages(),
             slots=step.slots(),
             rope_length=step.rope_length,
+            position_ids=step.position_ids(),
         )
         logits = self._forward(step)
         complete = [(row, chunk) for row, chunk in enumerate(step.chunks) if chunk.completes]
@@ -143,6 +156,8 @@ class Engine:
 
     def _forward(self, step: Step) -> torch.Tensor:
         """Run the graph; a decode step for which graphs were captured and none was replayed is a fact."""
+        if step.has_given():
+            return self._forward_given(step)
         before = self._replays
         logits = self.cache.logits(self.gm)
         if self._replays == before and hasattr(self.gm, "replays") and step.num_tokens == len(step.chunks):
@@ -150,6 +165,31 @@ class Engine:
             if fact not in self.facts:
                 self.facts.append(fact)
         return logits
+
+    def _prepare(self, prompt: list[int], inputs: Mapping[str, Any]) -> PromptInputs:
+        if self.composite is None:
+            raise UsageError("a prompt has more than text and the model takes text alone", hint="Leave the images out")
+        given = self.composite.prepare(prompt, inputs)
+        if given.longest_block() > self.cache.info.max_num_tokens:
+            raise UsageError(
+                f"an image has {given.longest_block()} tokens, which have to come in one step",
+                hint=f"Raise max_num_tokens ({self.cache.info.max_num_tokens})",
+            )
+        return given
+
+    def _forward_given(self, step: Step) -> torch.Tensor:
+        """Run a step in which prompts with images are read: rows of their tokens come from the towers."""
+        parts = [chunk.sequence.given for chunk in step.chunks if chunk.reads_given()]
+        rope = any(part.tables is not None for part in parts if part is not None)
+        blocks = any(part.blocks is not None for part in parts if part is not None)
+        assert self.composite is not None
+        if (rope, blocks) not in self._given_graphs:
+            (_, graph), *_ = graph_modules(self.gm)
+            embedding = self.composite.embedding
+            self._given_graphs[rope, blocks] = with_given_inputs(graph, embedding, rope=rope, blocks=blocks)
+        info = self.cache.info
+        info.args = {**info.args, **given_rows(step, info.args["input_ids"].shape[1], info.device)}
+        return self.cache.logits(self._given_graphs[rope, blocks])
 
     @property
     def _replays(self) -> int:

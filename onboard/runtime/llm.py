@@ -20,7 +20,11 @@ from onboard.runtime.sampling import SamplingParams
 from onboard.runtime.scheduler import FinishReason, Request, Step
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, its tokens (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or `{"prompt_token_ids": ...}`."""
+"""A text, its tokens (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or `{"prompt_token_ids": ...}`.
+
+A mapping may also have `"processed"`: what transformers' processor makes of the prompt's images beside the tokens
+(`pixel_values` and the like), of which `input_ids` and `attention_mask` are left out.
+"""
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,9 @@ class LLM:
         batch = [_unwrapped(prompt) for prompt in _as_batch(prompts)]
         params = _as_params(sampling_params, len(batch))
         encoded = [self._encode(prompt) for prompt in batch]
+        inputs = [_inputs(prompt) for prompt in _as_batch(prompts)]
         try:
-            pending = [self.engine.submit(ids, each) for ids, each in zip(encoded, params, strict=True)]
+            pending = [self.engine.submit(*each) for each in zip(encoded, params, inputs, strict=True)]
         except BaseException:
             self.engine.scheduler.abort()
             raise
@@ -145,6 +150,14 @@ def _unwrapped(prompt: Any) -> str | list[int]:
     if bad := [token for token in tokens if not isinstance(token, Integral)]:
         raise UsageError(f"a prompt has {bad[0]!r} for a token", hint="Tokens are whole numbers")
     return [int(token) for token in tokens]
+
+
+def _inputs(prompt: Any) -> dict[str, Any] | None:
+    """Return what a prompt has beside its text."""
+    processed = prompt.get("processed") if isinstance(prompt, Mapping) else None
+    if not processed:
+        return None
+    return {key: value for key, value in processed.items() if key not in ("input_ids", "attention_mask")}
 
 
 def _as_list(values: Any) -> list[Any]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from onboard.graph.cache import PageAllocator
 from onboard.graph.sequence import IntArray
+from onboard.runtime.prompt_inputs import PromptInputs
 from onboard.runtime.rope import LengthDependentRope
 from onboard.runtime.sampling import SamplingParams
 
@@ -37,6 +38,8 @@ class Request:
     text: str = ""
     """The generated text, set at the end."""
     finish_reason: FinishReason | None = None
+    given: PromptInputs | None = None
+    """What the prompt has beside its tokens."""
     last_step: int = -1
     slot: int = 0
     """Where its recurrent states lie while it runs."""
@@ -56,6 +59,10 @@ class Request:
         pages, self.pages, self.num_cached = self.pages, [], 0
         self._page_row = self._page_row[:0]
         return pages
+
+    def fitting(self, length: int) -> int:
+        """Return how many of the next `length` tokens may come in one step: no block of the prompt is taken apart."""
+        return length if self.given is None else self.given.fitting(self.num_cached, length)
 
     @property
     def generated(self) -> list[int]:
@@ -85,6 +92,11 @@ class Chunk:
         """Whether the last row's logits choose the sequence's next token."""
         return self.length == self.sequence.num_pending
 
+    def reads_given(self) -> bool:
+        """Whether some of its tokens have rows from outside."""
+        given = self.sequence.given
+        return given is not None and self.sequence.num_cached < len(given)
+
 
 @dataclass
 class Step:
@@ -108,6 +120,16 @@ class Step:
         """Return each sequence's number of cached tokens."""
         return np.array([chunk.sequence.num_cached for chunk in self.chunks])
 
+    def has_given(self) -> bool:
+        """Whether some of its tokens have rows from outside."""
+        return any(chunk.reads_given() for chunk in self.chunks)
+
+    def position_ids(self) -> IntArray | None:
+        """Return the tokens' positions for the model where they are not their places; None where all are."""
+        if all(chunk.sequence.given is None for chunk in self.chunks):
+            return None
+        return np.concatenate([_positions(chunk) for chunk in self.chunks])
+
     def lengths(self) -> IntArray:
         """Return each chunk's number of tokens."""
         return np.array([chunk.length for chunk in self.chunks])
@@ -123,6 +145,11 @@ class Step:
         for target, row in zip(table, rows, strict=True):
             target[: len(row)] = row
         return table
+
+
+def _positions(chunk: Chunk) -> IntArray:
+    start, given = chunk.sequence.num_cached, chunk.sequence.given
+    return np.arange(start, start + chunk.length) if given is None else given.positions(start, chunk.length)
 
 
 class Scheduler:
@@ -201,7 +228,7 @@ class Scheduler:
 
     def _advance(self, sequence: Request, step: Step) -> None:
         """Put the next chunk of a running sequence into the step, if the step and the cache have room."""
-        length = min(sequence.num_pending, self.max_num_tokens - step.num_tokens)
+        length = sequence.fitting(min(sequence.num_pending, self.max_num_tokens - step.num_tokens))
         if length and self._table(sequence) == step.rope_length and self._reserve(sequence, length):
             step.add(Chunk(sequence, length))
 

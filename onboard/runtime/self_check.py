@@ -16,6 +16,7 @@ from torch import nn
 
 from onboard.errors import OnboardError
 from onboard.graph.context import TransformContext
+from onboard.graph.counted_positions import counts_positions
 from onboard.graph.pipeline import Observer
 from onboard.runtime.probe import interface_for, plans, rmse_ratio, run_plain, run_plan
 from onboard.runtime.rope import length_dependent_rope
@@ -39,6 +40,11 @@ class SelfCheck:
     def keep(self, model: nn.Module) -> None:
         """Keep the logits of transformers' model, given nothing but the tokens of one prompt at a time."""
         with self._reported("transformers' model does not run"):
+            if counts_positions(model, self.context.factory.config.get_text_config().vocab_size):
+                raise OnboardError(
+                    f"mode {self.context.factory.mode}: the model counts positions itself in some of its code",
+                    hint="Onboard it: a model file takes the positions that it is given",
+                )
             outputs = (model(input_ids=torch.tensor([prompt]), use_cache=False) for prompt in self.prompts)
             self.expected = [output.logits[0].float() for output in outputs]
 

@@ -15,7 +15,9 @@ from torch import nn
 
 from onboard.config import Mode, RuntimeConfig
 from onboard.errors import UsageError
+from onboard.graph.architecture import causal_lm_class
 from onboard.graph.context import TransformContext
+from onboard.graph.invariants import uncached_mixers
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.transform import BaseTransform
 from onboard.runtime.build import make_context
@@ -124,7 +126,7 @@ def verify_model(
         reference_error=reference_error,
         facts=context.facts,
     )
-    rope = length_dependent_rope(context.factory.config.to_dict())
+    rope = length_dependent_rope(context.factory.text_config.to_dict())
 
     def observe(key: str, module: nn.Module, _: TransformContext) -> None:
         report.checks.append(_check(key, module, context, prompts, reference, rope))
@@ -139,7 +141,7 @@ def verify_model(
 
 def make_prompts(context: TransformContext, seed: int) -> list[list[int]]:
     """Return random prompts: ragged, at most a batch, one of them longer than a sliding window of usual size."""
-    config, runtime = context.factory.config, context.runtime
+    config, runtime = context.factory.text_config, context.runtime
     lengths = [min(length, runtime.max_seq_len) for length in _LENGTHS[-runtime.max_batch_size :]]
     window = getattr(config, "sliding_window", None)
     if window and window <= _MAX_WINDOW:
@@ -168,9 +170,7 @@ def _worst(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> 
 
 @torch.inference_mode()
 def _hf_logits(context: TransformContext, prompts: Sequence[Prompt], dtype: torch.dtype) -> list[torch.Tensor]:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
+    model = causal_lm_class(context.factory.config).from_pretrained(
         context.factory.checkpoint,
         config=context.factory.config,
         dtype=dtype,
@@ -208,7 +208,10 @@ def _run_all(
     if context.cache is None or not context.cache.resources:
         return {"prefill": run_plain(module, prompts, context)}
     cache = interface_for(context, prompts)
-    return {way: run_plan(module, cache, prompts, plan, rope) for way, plan in plans(prompts, rope).items()}
+    ways = plans(prompts, rope)
+    if uncached_mixers(module):  # between the transforms that cache one kind of mixer each
+        ways = {"prefill": ways["prefill"]}
+    return {way: run_plan(module, cache, prompts, plan, rope) for way, plan in ways.items()}
 
 
 def _roomy(runtime: RuntimeConfig, prompts: Sequence[Prompt]) -> RuntimeConfig:

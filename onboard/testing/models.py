@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +61,15 @@ def _distinct_tensors(module: nn.Module) -> list[torch.Tensor]:
     return list({tensor.data_ptr(): tensor for tensor in floating}.values())
 
 
-def copy_weights(source: nn.Module, target: nn.Module) -> None:
+def copy_weights(source: nn.Module, target: nn.Module, eager: Sequence[str] = ()) -> None:
     """Load the weights of transformers' `source` into `target`, experts one by one where checkpoints have them so.
 
-    A name or shape that only one of them has is an error.
+    A name or shape that only one of them has is an error, unless it lies in one of the modules `eager` of `source`,
+    which the generated model leaves out.
     """
+    prefixes = tuple(f"{path}." for path in eager)
     expected, found = separate_experts(source), target.state_dict()
+    expected = {name: tensor for name, tensor in expected.items() if not f"{name}.".startswith(prefixes)}
     assert expected.keys() == found.keys(), (
         f"parameter names differ: missing {sorted(expected.keys() - found.keys())},"
         f" unexpected {sorted(found.keys() - expected.keys())}"

@@ -71,12 +71,14 @@ def build_on_meta(folder: Path) -> Any:
         OnboardError: transformers refuses the config; its values are whatever a repository says.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
+
+    from onboard.graph.architecture import causal_lm_class, decoder_config
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            return causal_lm_class(config)._from_config(decoder_config(config))
     # Any type at all: the config's values run through all of the model's constructors.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -12,8 +12,9 @@ from onboard.errors import OnboardError
 from onboard.graph.checkpoint import Checkpoint, find_non_finite
 from onboard.graph.context import TransformContext
 from onboard.graph.converted import ConvertedCheckpoint
+from onboard.graph.converted_weights import Source, converted
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
-from onboard.graph.weight_names import declared_renaming, explain_unused, match_names
+from onboard.graph.weight_names import declared_renaming, explain_unused, match_names, module_renaming, set_aside
 from onboard.graph.weights import further_names, move_buffers, set_parameter, tied_names, unread_names, weight_plan
 
 _WRONG_MODEL = "The checkpoint and the model differ: onboard the model again"
@@ -78,30 +79,33 @@ def _find(
     unread: set[str],
     checkpoint: Weights,
     context: TransformContext,
-) -> dict[str, str]:
-    """Return each part's checkpoint name, any name of a tied tensor; raise when the two sides differ.
+) -> dict[str, Source]:
+    """Return where each part is, under any name of a tied tensor; raise when the two sides differ.
 
     The weights `unread` belong to the model, which does not run them (a decoder's cross attention). A persistent
     buffer that the checkpoint lacks keeps its initial value, which is a fact.
     """
-    available = checkpoint.names()
+    available, rename = checkpoint.names(), _declared_renaming(context)
     names = [*chain(*wanted.values()), *buffers, *unread]
-    matches = match_names(names, available, _declared_renaming(context))
-    found = {part: matches[name] for part, names in wanted.items() if (name := _first(names, matches))}
+    matches = match_names(names, available, rename)
+    found = {part: Source((matches[name],)) for part, names in wanted.items() if (name := _first(names, matches))}
+    others = [part for part in wanted if part not in found]
+    found |= converted(others, available, _identifiers(context), rename)
     if missing := [part for part in wanted if part not in found]:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise OnboardError(f"the checkpoint has no {missing[0]}{more}", hint=_WRONG_MODEL)
-    used = set(matches.values())
+    used = {*matches.values(), *chain(*(source.names for source in found.values()))}
     unused = {name: meta for name, meta in available.items() if name not in used}
     if isinstance(checkpoint, ConvertedCheckpoint):
         context.facts.extend(checkpoint.explain(unused, used))
         unused = {}
+    unused, aside = set_aside(unused, rename, context.factory.eager_modules)
     facts, wrong = explain_unused(unused, used)
     if wrong:
         raise OnboardError(f"the model has no use for {wrong[0]} of the checkpoint ({len(wrong)})", hint=_WRONG_MODEL)
-    context.facts.extend(facts)
+    context.facts.extend([*aside, *facts])
     context.facts.extend(f"the checkpoint has no {name}, a buffer" for name in buffers if name not in matches)
-    return found | {name: matches[name] for name in buffers if name in matches}
+    return found | {name: Source((matches[name],)) for name in buffers if name in matches}
 
 
 def _first(names: list[str], known: Container[str]) -> str | None:
@@ -109,12 +113,18 @@ def _first(names: list[str], known: Container[str]) -> str | None:
 
 
 def _declared_renaming(context: TransformContext) -> Callable[[str], str]:
+    if context.factory.eager_modules:
+        return module_renaming(context.factory.hf_model())
+    return declared_renaming(_identifiers(context))
+
+
+def _identifiers(context: TransformContext) -> list[str]:
     config = context.factory.config
-    return declared_renaming([*(config.architectures or []), config.model_type])
+    return [*(config.architectures or []), config.model_type]
 
 
-def _read(checkpoint: Weights, name: str, target: torch.Tensor, device: torch.device | str) -> None:
-    tensor = checkpoint.read(name, device)
+def _read(checkpoint: Weights, source: Source, target: torch.Tensor, device: torch.device | str) -> None:
+    tensor, name = source.of([checkpoint.read(name, device) for name in source.names]), source.names[0]
     if tensor.shape != target.shape:
         found, expected = list(tensor.shape), list(target.shape)
         raise OnboardError(f"{name} is {found} in the checkpoint and {expected} in the model", hint=_WRONG_MODEL)

@@ -5,11 +5,13 @@
 | `values.py` | what is known of a value while code is evaluated |
 | `frame.py` | a function under evaluation: its variables and what is left of it |
 | `evaluate.py`, `execute.py`, `assign.py` | expressions, statements, assignments |
+| `comprehensions.py`, `lists.py` | comprehensions and loops' variables; lists that loops fill |
 | `calls.py` | calls: of modules, helpers, tensor methods, builtins |
 | `objects.py` | namespaces and attributes; transformers' masks, outputs, attention dispatch |
 | `canonical.py`, `blocks.py` | what has a canonical form: attention and RoPE; norms and rotary embeddings |
 | `scores.py` | attention that modeling code writes out |
 | `classes.py`, `state.py`, `facts.py`, `results.py` | classes and functions, and what all uses of one have in common |
 | `prune.py`, `cleanup.py` | what is left of `__init__` once `forward` is known; dead code and copies |
+| `unrun.py`, `ties.py` | weights that nothing runs; blocks that several layers share |
 | `emit.py`, `printer.py` | classes to text |
 """

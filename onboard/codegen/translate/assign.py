@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
-from onboard.codegen.translate import objects
+from onboard.codegen.translate import causal, objects
 from onboard.codegen.translate.evaluate import bind_result, code, evaluate, settle
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     COMPLEX,
+    MAYBE,
+    NONE,
     Code,
     Config,
     Half,
@@ -29,6 +31,7 @@ from onboard.codegen.translate.values import (
     is_static,
     name,
     residual,
+    same,
 )
 
 
@@ -41,6 +44,8 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             _unpack(targets, value, frame, origin)
         case ast.Attribute(value=ast.Name(id="self"), attr=attr):
             store_attribute(attr, settle(value, frame), frame, origin)
+        case ast.Attribute(attr="generation_config"):
+            return  # how transformers samples
         case ast.Attribute(value=owner, attr=attr) if _states_a_fact(owner, attr, value, frame):
             return
         case ast.Attribute(value=owner, attr=attr) if _takes_away(owner, value, frame):
@@ -78,13 +83,13 @@ def _change_config(variable: str, attr: str, value: Value, frame: Frame, origin:
     assert config.copy is not None
     if not (isinstance(config.expr, ast.Name) and config.expr.id == variable):
         frame.emit(ast.Assign([name(variable, store=True)], config.copy), origin)
-        frame.env.values[variable] = Config(name(variable), config.copy)
+        frame.env.values[variable] = Config(name(variable), config.obj, config.copy)
     frame.emit(ast.Assign([ast.Attribute(name(variable), attr, ast.Store())], residual(value)), origin)
 
 
 def _store_name(variable: str, value: Value, frame: Frame, origin: ast.AST) -> None:
     if not isinstance(value, Result):
-        frame.bind(variable, value, origin)
+        frame.bind(variable, causal.stands_at_run_time(value) or value, origin)
         return
     if value.is_plain_tuple:
         frame.bind(variable, Code(value.expr), origin)
@@ -155,6 +160,8 @@ def _store_tuple(targets: list[ast.expr]) -> ast.Tuple:
 
 
 def _stored(target: ast.expr) -> ast.expr:
+    if isinstance(target, ast.Tuple):
+        return _store_tuple(target.elts)
     if not isinstance(target, ast.Name):
         raise Untranslatable(f"unpacking into {ast.unparse(target)}")
     return name(target.id, store=True)
@@ -166,8 +173,10 @@ def _unpack_code(targets: list[ast.expr], value: Code, frame: Frame, origin: ast
     names = [name(f"{item.attr}_value", True) if item in attributes else _stored(item) for item in targets]
     frame.emit(ast.Assign([ast.Tuple(list(names), ast.Store())], value.expr), origin)
     for target, part in zip(targets, names, strict=True):
-        assert isinstance(part, ast.Name)
-        frame.env.values[part.id] = Code(name(part.id), value.static, value.transposed)
+        inner = [item.id for item in ast.walk(part) if isinstance(item, ast.Name)]
+        frame.env.values.update({item: Code(name(item), value.static, value.transposed) for item in inner})
+        if not isinstance(part, ast.Name):
+            continue
         if target in attributes:
             store(target, frame.env.values[part.id], frame, origin)
 
@@ -219,13 +228,15 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
         owner = frame.env.values[target.value.id]
     index = code(target.slice, frame) if not isinstance(target.slice, ast.Slice) else target.slice
     frame.emit(ast.Assign([ast.Subscript(residual(owner), index, ast.Store())], residual(value)), origin)
-    if (
-        isinstance(owner, Code)
-        and isinstance(value, Code)
-        and value.form is not None
-        and isinstance(target.value, ast.Name)
-    ):
-        frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {value.form}")
+    if isinstance(owner, Code) and isinstance(target.value, ast.Name) and (form := _form(value)) is not None:
+        frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {form}")
+
+
+def _form(value: Value) -> str | None:
+    """Return what is known of an item that a dict gets at run time; items without one tell nothing of the others."""
+    if same(value, NONE):
+        return MAYBE
+    return value.form if isinstance(value, Code) else None
 
 
 class Grows(Untranslatable):

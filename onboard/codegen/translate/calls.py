@@ -13,7 +13,17 @@ import torch
 from torch import nn
 from transformers.utils import is_torchdynamo_compiling
 
-from onboard.codegen.translate import biases, canonical, folded, latent, objects, recurrent, scores
+from onboard.codegen.translate import (
+    biases,
+    canonical,
+    causal,
+    composite,
+    folded,
+    latent,
+    objects,
+    recurrent,
+    scores,
+)
 from onboard.codegen.translate.values import (
     CHANNELS,
     KEYS,
@@ -132,6 +142,8 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             return scores.softmax(args.positional[0]) or plain_call(callee.expr, args)
         case Instance():
             return frame.translator.call_module(callee, args, frame)
+        case MaskMaker(chunked=True):
+            return causal.same_chunk(args.keywords, frame)
         case Choice():
             return _chosen(callee, args, frame)
         case MaskMaker(padding=padding):
@@ -176,6 +188,8 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return Known(getattr(value, attr)(*(item.value for item in args.positional)))  # type: ignore[attr-defined]
         case Global() if objects.is_attention_dispatch(owner) and attr in ("get_interface", "get"):
             return AttentionInterface()
+        case Config() if attr == "get_text_config":
+            return composite.text_config(owner)
         case Mask() if attr in _OF_MASKS:
             return owner
         case Global(obj=type() as cls) if attr == "apply" and issubclass(cls, torch.autograd.Function):
@@ -193,11 +207,13 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
 def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
     """Return a tensor method's result; a transposition of heads and sequence is put off as long as it can be."""
     if isinstance(owner, scores.Scores):
-        bare = plain_call(attribute(owner.expr, attr), Args([], args.keywords, []))
+        bare = plain_call(attribute(owner.expr, attr), _without_masks(args))
         if (found := scores.method(owner, attr, args, bare.expr)) is not None:
             return found
     if isinstance(owner, Folded) and (changed := folded.method(owner, attr, args)) is not None:
         return changed
+    if attr == "masked_fill" and type(args.positional[0]) is Mask and not owner.static:
+        return causal.filled(owner, residual(args.positional[1]))
     if isinstance(owner, KeyBias):
         return _bias_method(owner, attr, args)
     if owner.form == KEYS and (keys := biases.key_method(owner, attr, args)) is not None:
@@ -228,6 +244,11 @@ def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
     if owner.transposed and attr == "view":
         attr = "reshape"  # a transposed tensor has no view of another shape
     return plain_call(attribute(residual(owner), attr), args, owner.static and args.static())
+
+
+def _without_masks(args: Args) -> Args:
+    unmasked = [item for item in args.positional if not isinstance(item, Mask)]
+    return Args(unmasked, args.keywords, args.stars)
 
 
 def _bias_method(owner: KeyBias, attr: str, args: Args) -> Value:
@@ -321,8 +342,12 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return objects.output(obj, args.positional, args.keywords)
     if objects.is_module(obj):
         return _construct(obj, expr, args, frame)
+    if (chosen := composite.chosen_class(obj, args)) is not None:
+        return frame.translator.construct(chosen, args)
     if (op := frame.translator.rope_op(obj)) is not None:
-        return canonical.rope(obj, op, args, frame.translator.rope_tables.get(obj.__name__))
+        translator = frame.translator
+        dims = translator.rope_dims.get(obj.__name__), translator.rope_tables.get(obj.__name__)
+        return canonical.rope(obj, op, args, *dims)
     if (form := recurrent.form_of(obj, frame)) is not None:
         return recurrent.scan(obj, form, args)
     if latent.names_of(frame) and (parts := latent.rearranged(obj, expr, args)) is not None:
@@ -409,7 +434,7 @@ def _getattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
             raise Untranslatable("an attribute with a computed name")
         return plain_call(expr, args, args.static())
     if isinstance(owner, Config):
-        if objects.declares(frame.translator.config, key.value) or key.value in objects.CONFIG_FACTS:
+        if objects.declares(owner.obj, key.value) or key.value in objects.CONFIG_FACTS:
             return objects.get_attribute(owner, key.value, frame)
         return plain_call(expr, args, True)
     if isinstance(owner, Self) and frame.cls is not None and not frame.cls.has(key.value) and default:
@@ -419,10 +444,12 @@ def _getattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
 
 def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
     match args.positional:
-        case [Config(), Known(value=str() as key)] if objects.declares(frame.translator.config, key):
+        case [Config(obj=config), Known(value=str() as key)] if objects.declares(config, key):
             return Known(True)
-        case [Self(), Known(value=str() as key)] if frame.cls is not None:
+        case [Self(), Known(value=str() as key)] if frame.cls is not None and key not in frame.cls.sometimes:
             return Known(frame.cls.has(key))
+        case [Self(), Known(value=str())]:
+            return plain_call(expr, args, static=True)
     return plain_call(expr, args, args.static())
 
 

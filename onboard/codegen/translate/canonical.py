@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -15,6 +16,7 @@ from onboard.codegen.translate.values import (
     Hole,
     Items,
     Known,
+    Mask,
     Result,
     Untranslatable,
     Value,
@@ -22,6 +24,7 @@ from onboard.codegen.translate.values import (
     constant,
     name,
     residual,
+    same,
     same_code,
     untransposed,
 )
@@ -50,27 +53,41 @@ def attention(args: Args) -> Value:
     qkv = [residual(untransposed(value) if by_sequence else value) for value in heads_first]
     settings = [given.get(key, NONE) for key in ("scaling", "s_aux", "sliding_window", "softcap")]
     layout = constant("bsnd" if by_sequence else "bnsd")
-    fixed = [constant(None), constant(0.0), constant(True)]
+    fixed = [residual(_bias(given)), constant(0.0), constant(True)]
     called = ast.Call(op("torch_attention"), [*qkv, *fixed, *map(residual, settings), layout], [])
     return Items((Code(called, transposed=not by_sequence), NONE))
 
 
-def rope(function: Any, op_name: str, args: Args, table_dims: int | None = None) -> Value:
+def _bias(given: Mapping[str, Value]) -> Value:
+    """Return what is added to the scores besides the causal mask: a mask with more in it, a bias of positions."""
+    mask, bias = (given.get(key, NONE) for key in ("attention_mask", "position_bias"))
+    if isinstance(mask, Mask) or same(mask, NONE) or (isinstance(mask, Code) and mask.static):
+        return bias
+    if same(bias, NONE):
+        return mask
+    raise Untranslatable("attention with a bias in its mask and another one")
+
+
+def rope(
+    function: Any, op_name: str, args: Args, complex_dim: int | None = None, table_dims: int | None = None
+) -> Value:
     """Return the canonical form of `apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)`.
 
-    With `table_dims`, cos and sin are whole tables with so many dimensions, and positions follow them.
+    A function that gets complex numbers instead of cos and sin gives them the dimension of heads at `complex_dim`. With
+    `table_dims`, cos and sin are whole tables with so many dimensions, and positions follow them.
     """
     bound = inspect.signature(function).bind(*args.positional, **args.keywords)
-    q, k, cos, sin = list(bound.arguments.values())[:4]
+    given = list(bound.arguments.values())
+    q, k, *tables = given[: 4 if complex_dim is None else 3]
     if table_dims is not None:
-        cos, sin = (_taken(table, list(bound.arguments.values())[4], table_dims) for table in (cos, sin))
-    dim = bound.arguments.get("unsqueeze_dim", Known(1))
+        tables = [_taken(table, given[4], table_dims) for table in tables]
+    dim = bound.arguments.get("unsqueeze_dim", Known(complex_dim or 1))
     if not (isinstance(dim, Known) and dim.value in (1, 2)):
         raise Untranslatable("RoPE along an unknown dimension")
     moved = all(isinstance(value, Code) and value.transposed for value in (q, k))
     q_code, k_code = (residual(untransposed(value) if moved else value) for value in (q, k))
     position = constant(3 - dim.value if moved else dim.value)
-    called = ast.Call(op(op_name), [q_code, k_code, *_tables(op_name, cos, sin), position], [])
+    called = ast.Call(op(op_name), [q_code, k_code, *_tables(op_name, tables), position], [])
     return Result(called, Items((Hole(0), Hole(1))), 2, moved)
 
 
@@ -82,10 +99,10 @@ def _taken(table: Value, positions: Value, dims: int) -> Code:
     return Code(ast.Subscript(whole, residual(positions), ast.Load()))
 
 
-def _tables(op_name: str, cos: Value, sin: Value) -> list[ast.expr]:
-    if op_name != COMPLEX_ROPE:
-        return [residual(cos), residual(sin)]
-    match cos, sin:
-        case Half(whole=first, part=0), Half(whole=second, part=1) if same_code(first.expr, second.expr):
+def _tables(op_name: str, tables: list[Value]) -> list[ast.expr]:
+    if op_name != COMPLEX_ROPE or len(tables) == 1:
+        return list(map(residual, tables))
+    match tables:
+        case [Half(whole=first, part=0), Half(whole=second, part=1)] if same_code(first.expr, second.expr):
             return [first.expr]
     raise Untranslatable("interleaved RoPE whose cos and sin do not come from the rotary embedding")

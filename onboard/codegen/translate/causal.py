@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import ast
+from typing import TYPE_CHECKING
 
 import torch
 
-from onboard.codegen.translate.values import Code, Global, Value, attribute, call, constant, name, residual
+from onboard.codegen.translate.values import (
+    CHUNKED,
+    NONE,
+    Code,
+    Global,
+    Known,
+    Mapping,
+    Mask,
+    Untranslatable,
+    Value,
+    attribute,
+    call,
+    constant,
+    name,
+    residual,
+    same,
+)
+
+if TYPE_CHECKING:
+    from onboard.codegen.translate.frame import Frame
 
 
 def mask_attribute(attr: str) -> Value | None:
@@ -14,9 +34,43 @@ def mask_attribute(attr: str) -> Value | None:
     return Global(torch.float32, attribute(name("torch"), "float32")) if attr == "dtype" else None
 
 
+def hidden(op: ast.cmpop, mask: Value, other: Value) -> bool:
+    """Whether `mask != 0` is asked for, which is true of the keys that are hidden."""
+    return type(mask) is Mask and isinstance(op, ast.NotEq) and same(other, Known(0))
+
+
+def filled(owner: Code, value: ast.expr) -> Code:
+    """Return `x.masked_fill(hidden, value)` for x [..., queries, keys] of one text's tokens."""
+    expr = residual(owner)
+    ones = call(attribute(name("torch"), "ones_like"), expr, dtype=attribute(name("torch"), "bool"))
+    return Code(call(attribute(expr, "masked_fill"), call(attribute(ones, "triu"), ast.Constant(1)), value))
+
+
 def masked(scores: Code) -> Code:
     """Return `scores + mask` for scores [..., queries, keys] of one text's tokens: later keys get the least number."""
-    expr = residual(scores)
-    ones = call(attribute(name("torch"), "ones_like"), expr, dtype=attribute(name("torch"), "bool"))
-    later = call(attribute(ones, "triu"), ast.Constant(1))
-    return Code(call(attribute(expr, "masked_fill"), later, constant(float("-inf"))))
+    return filled(scores, constant(float("-inf")))
+
+
+def same_chunk(keywords: dict[str, Value], frame: Frame) -> Code:
+    """Return which tokens lie in one chunk, [sequence, sequence], for `create_chunked_causal_mask(**keywords)`."""
+    if not {"config", "inputs_embeds"} <= keywords.keys():
+        raise Untranslatable("a mask of chunks without a config")
+    text = residual(keywords["inputs_embeds"])
+    length = ast.Subscript(attribute(text, "shape"), ast.Constant(1), ast.Load())
+    positions = call(attribute(name("torch"), "arange"), length, device=attribute(text, "device"))
+    size = attribute(residual(keywords["config"]), "attention_chunk_size")
+    variable = frame.fresh("chunks")
+    frame.bind(variable, Code(ast.BinOp(positions, ast.FloorDiv(), size)))
+    rows = call(attribute(name(variable), "unsqueeze"), ast.Constant(1))
+    return Code(ast.Compare(rows, [ast.Eq()], [name(variable)]), form=CHUNKED)
+
+
+def stands_at_run_time(value: Value) -> Code | None:
+    """Return a dict of masks, one of which exists at run time, as the code of a dict; None for any other value."""
+    masks = value.items.values() if isinstance(value, Mapping) else ()
+    chunked = [isinstance(item, Code) and item.form == CHUNKED for item in masks]
+    if not isinstance(value, Mapping) or not any(chunked):
+        return None
+    parts = [NONE if isinstance(item, Mask) else item for item in masks]
+    keys: list[ast.expr | None] = [ast.Constant(key) for key in value.items]
+    return Code(ast.Dict(keys, list(map(residual, parts))), form=f"dict of {CHUNKED}")

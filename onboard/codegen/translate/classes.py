@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Collection
 from collections.abc import Mapping as MappingABC
 from dataclasses import replace
 from functools import cached_property
@@ -17,7 +18,7 @@ from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny import counts_positions
-from onboard.codegen.translate import blocks, cleanup, experts, latent, objects, unrun
+from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects, unrun
 from onboard.codegen.translate.calls import Args, call_value, plain_call
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
@@ -30,7 +31,14 @@ from onboard.codegen.translate.facts import (
     same_fact,
 )
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.results import finish_returns, given_back, in_terms_of, same_call, with_logits_alone
+from onboard.codegen.translate.results import (
+    finish_returns,
+    given_back,
+    in_terms_of,
+    same_call,
+    same_code_of,
+    with_logits_alone,
+)
 from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import (
     CHANNELS,
@@ -72,7 +80,9 @@ class Translator:
         recognised: what the analysis found: class name -> how its block is generated.
         rope_ops: helper function name -> canonical op.
         scans: helper function name -> canonical op of a recurrent mixer.
+        rope_dims: helper function name -> where it gives complex numbers the dimension of heads.
         latents: class name of latent attention -> what `analysis.mixers.probe_latent_attention` found.
+        eager: paths of a composite's towers, which the generated model leaves out.
         alibi: attention has a bias that is linear in the key's position.
     """
 
@@ -83,6 +93,8 @@ class Translator:
         rope_ops: MappingABC[str, str],
         scans: MappingABC[str, str] | None = None,
         latents: MappingABC[str, MappingABC[str, str]] | None = None,
+        rope_dims: MappingABC[str, int] | None = None,
+        eager: Collection[str] = (),
         *,
         alibi: bool = False,
     ) -> None:
@@ -92,6 +104,8 @@ class Translator:
         self.rope_ops = rope_ops
         self.scans = scans or {}
         self.latents = latents or {}
+        self.eager = eager
+        self.rope_dims = rope_dims or {}
         self.rope_tables: dict[str, int] = {}
         """Helpers that apply RoPE and take its tables whole -> the tables' dimensions."""
         self.mask_makers: set[str] = set()
@@ -99,6 +113,10 @@ class Translator:
         self.alibi = alibi
         self.specialised = False
         """Branches on the config are decided, and guarded, as this config has them."""
+        self.pairs_positions = False
+        """Distances were found between positions that transformers counts, which tell nothing of the batch."""
+        self.writes_positions = False
+        """Counted positions stay `torch.arange`, as they are written."""
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.shared: dict[tuple[type, str], set[str]] = {}
         """Parameters that a method takes because other classes' methods, which are called in its place, need them."""
@@ -122,8 +140,16 @@ class Translator:
         try:
             return self._fixed_point()
         except Untranslatable:
-            self.specialised = True
             self.facts = {}
+            self.writes_positions = self.pairs_positions
+            self.specialised = not self.writes_positions
+        try:
+            return self._fixed_point()
+        except Untranslatable:
+            if self.specialised:
+                raise
+            self.facts = {}
+            self.specialised = True
         return self._fixed_point()
 
     def _fixed_point(self) -> ClassState:
@@ -137,8 +163,8 @@ class Translator:
 
     def _round(self) -> ClassState:
         cls = type(self.model)
-        config = name("config")
-        (state,) = self.reached(self.construct(cls, Args([Config(config)], {}, [])))
+        config = Config(name("config"), self.config)
+        (state,) = self.reached(self.construct(cls, Args([config], {}, [])))
         given = {key: Code(name(key)) for key in ("input_ids", "position_ids")}
         self._method(state, "forward", Args([], dict(given), []))
         unrun.reach(self)
@@ -175,7 +201,9 @@ class Translator:
 
     def decide(self, node: ast.expr, test: Value, frame: Frame) -> bool:
         """Return a static condition's value in this config, the same for all modules of the class."""
-        names = {**frame.source.namespace, "config": self.config}
+        known = [(key, value) for key, value in frame.env.values.items() if isinstance(value, Config)]
+        configs = {key: value.obj for key, value in known if value.copy is None}
+        names = {**frame.source.namespace, "config": self.config, **configs}
         modules: list[Any] = [] if frame.cls is None else [*self.modules_of(frame.cls.cls)]
         try:
             values = {
@@ -227,6 +255,8 @@ class Translator:
         function = module.expr if attr == "forward" else attribute(module.expr, attr)
         results = [self._result(function, r, _all_bound(r.node, args), keeps_order) for r in routines]
         if not all(same_call(results[0], result) for result in results):
+            if (plain := same_code_of(results)) is not None:
+                return plain
             raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
         return results[0]
 
@@ -271,6 +301,8 @@ class Translator:
             return self._register_buffer(args, frame)
         if (names := latent.names_of(frame)) is not None and names["expand"] == attr:
             return latent.expand(names, args)
+        if attr == "get_input_embeddings" and (embeddings := composite.input_embeddings(frame)) is not None:
+            return embeddings
         found = find_method(state.cls, attr)
         if found is None or found[0].__module__.startswith("transformers.modeling_utils"):
             return NONE  # checks and bookkeeping of transformers' base class

@@ -6,7 +6,20 @@ import ast
 from copy import deepcopy
 
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.values import Code
+from onboard.codegen.translate.values import Code, Untranslatable, Value, is_static, residual
+
+
+def decided_here(test: Value, frame: Frame) -> bool | None:
+    """Return what this config makes of a static test, and guard it; None where that cannot be told."""
+    if not is_static(test) or frame.cls is None:
+        return None
+    try:
+        reasons, chosen = deciding(residual(test), frame)
+    except Untranslatable:
+        return None
+    for reason in reasons:
+        frame.translator.guard(reason, frame)
+    return chosen
 
 
 def deciding(test: ast.expr, frame: Frame) -> tuple[list[ast.expr], bool]:

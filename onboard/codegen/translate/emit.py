@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -17,6 +18,7 @@ from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.prune import ReplaceAttribute, prune
 from onboard.codegen.translate.state import ClassState, Routine
+from onboard.codegen.translate.ties import add_ties
 from onboard.codegen.translate.values import (
     NONE,
     SHARED,
@@ -61,12 +63,13 @@ class ClassText:
     """Modules that nothing runs."""
 
 
-def emit(translator: Translator, top: ClassState, config_class: str) -> tuple[list[ClassText], list[MethodText]]:
+def emit(translator: Translator, top: ClassState) -> tuple[list[ClassText], list[MethodText]]:
     """Return the model's classes, what others are made of first, and its helper functions."""
     prune(translator)
+    add_ties(translator)
     calls = _constructor_calls(translator)
     order = _order(translator, top)
-    classes = [_class_text(state, translator, top, config_class, calls) for state in order]
+    classes = [_class_text(state, translator, top, calls) for state in order]
     return classes, [_function_text(key, routine) for key, routine in translator.functions.items()]
 
 
@@ -127,10 +130,10 @@ def _kept_defaults(init: Routine, calls: list[ast.Call]) -> dict[str, ast.expr]:
 
 
 def _class_text(
-    state: ClassState, translator: Translator, top: ClassState, config_class: str, calls: dict[str, list[ast.Call]]
+    state: ClassState, translator: Translator, top: ClassState, calls: dict[str, list[ast.Call]]
 ) -> ClassText:
     recognised = translator.recognised.get(state.cls.__name__)
-    init = [] if state.inherits_init else [_init_text(state, translator, top, config_class, calls[state.cls.__name__])]
+    init = [] if state.inherits_init else [_init_text(state, translator, top, calls[state.cls.__name__])]
     methods = list(init)
     for key, routine in state.methods.items():
         methods.append(_method_text(key, routine, translator, state, state is top))
@@ -148,19 +151,20 @@ def _base(cls: type) -> str:
     return "nn.Module" if base is nn.Module else f"nn.{base.__name__}"
 
 
-def _init_text(
-    state: ClassState, translator: Translator, top: ClassState, config_class: str, calls: list[ast.Call]
-) -> MethodText:
+def _init_text(state: ClassState, translator: Translator, top: ClassState, calls: list[ast.Call]) -> MethodText:
     init = state.init
     assert init is not None
     facts = translator.facts["init", state.cls.__qualname__]
     defaults = _kept_defaults(init, calls)
     parameters = ["self"]
     for key in init.parameters:
-        kind = config_class if isinstance(facts.get(key), Config) else _module_type(facts.get(key))
+        fact = facts.get(key)
+        kind = type(fact.obj).__name__ if isinstance(fact, Config) else _module_type(fact)
         kind = kind or _annotation(init.node, key)
         if any(isinstance(value, ast.Tuple) for value in _passed(key, init.parameters, calls)):
             kind += " | tuple[int, ...]"
+        if isinstance(default := defaults.get(key), ast.Constant) and default.value is None and "None" not in kind:
+            kind += " | None"
         parameters.append(f"{key}: {kind}" + (f" = {ast.unparse(defaults[key])}" if key in defaults else ""))
     body = [*init.body, *(_guard(item) for item in state.guards)]
     if state is top:
@@ -234,10 +238,11 @@ def _method_text(key: str, routine: Routine, translator: Translator, state: Clas
 
 
 def _or_none(parameter: str, routine: Routine) -> str:
-    """Return what follows a parameter's type where it may be None, and where calls leave it out."""
+    """Return what follows a parameter's type where it may be None; the last ones of these may be left out."""
     if parameter not in routine.optional:
         return ""
-    return " | None = None" if parameter in routine.omitted else " | None"
+    after = routine.parameters[routine.parameters.index(parameter) :]
+    return " | None = None" if routine.optional.issuperset(after) else " | None"
 
 
 def _top_forward(routine: Routine) -> MethodText:
@@ -257,21 +262,36 @@ def _top_forward(routine: Routine) -> MethodText:
 
 
 def _tensor_annotation(parameter: str, routine: Routine, translator: Translator, state: ClassState) -> str:
-    for statement in routine.body:
-        for node in ast.walk(statement):
-            match node:
-                case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Name(id=unpacked)) if unpacked == parameter:
-                    return f"tuple[{', '.join(['torch.Tensor'] * len(parts))}]"
     fact = translator.facts.get(("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}).get(parameter)
     if isinstance(fact, KeyBias):
         return "AlibiSlopes"
     if isinstance(fact, Code) and fact.form == SHARED:
         return "dict[str, tuple[torch.Tensor, torch.Tensor]]"
-    if isinstance(fact, Code) and fact.static:
+    if isinstance(fact, Code) and fact.static and not _unpacked(parameter, routine):
         return _annotation(routine.node, parameter) if _is_named(routine.node, parameter) else "int"
-    if parameter == "position_embeddings" and not (isinstance(fact, Code) and fact.form):
-        return "tuple[torch.Tensor, torch.Tensor]"
-    return "torch.Tensor"
+    count = _unpacked(parameter, routine)
+    if not count and parameter == "position_embeddings" and not (isinstance(fact, Code) and fact.form):
+        count = 2
+    kind = f"tuple[{', '.join(['torch.Tensor'] * count)}]" if count else "torch.Tensor"
+    return f"{kind} | None" if isinstance(fact, Code) and fact.optional else kind
+
+
+def _unpacked(parameter: str, routine: Routine) -> int:
+    """Return into how many parts a method unpacks a parameter; 0: it does not."""
+    for statement in routine.body:
+        if _assigns(statement, parameter):
+            break  # what is unpacked later is something else
+        for node in ast.walk(statement):
+            match node:
+                case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Name(id=unpacked)) if unpacked == parameter:
+                    return len(parts)
+    return 0
+
+
+def _assigns(statement: ast.stmt, variable: str) -> bool:
+    return isinstance(statement, ast.Assign) and any(
+        isinstance(target, ast.Name) and target.id == variable for target in statement.targets
+    )
 
 
 def _is_named(node: ast.FunctionDef, parameter: str) -> bool:
@@ -294,7 +314,13 @@ def _function_text(key: str, routine: Routine) -> MethodText:
     )
 
 
-def rope_default(translator: Translator, cls: type, config_class: str) -> MethodText:
+def config_of(translator: Translator, cls: type) -> Any:
+    """Return the tiny config with which a class is made."""
+    facts = translator.facts["init", cls.__qualname__].values()
+    return next((fact.obj for fact in facts if isinstance(fact, Config)), translator.config)
+
+
+def rope_default(translator: Translator, cls: type) -> MethodText:
     """Return the translation of a rotary class's own formula for the inverse frequencies."""
     found = find_method(cls, "compute_default_rope_parameters")
     if found is None:
@@ -302,12 +328,15 @@ def rope_default(translator: Translator, cls: type, config_class: str) -> Method
     owner, node = found
     frame = Frame(translator, module_source(owner.__module__), "function")
     parameters = [item.arg for item in node.args.args if item.arg in ("config", "layer_type")]
-    values = {"config": Config(name("config")), "layer_type": Code(name("layer_type"), static=True)}
+    values = {
+        "config": Config(name("config"), config_of(translator, cls)),
+        "layer_type": Code(name("layer_type"), static=True),
+    }
     frame.env.values.update({item.arg: values.get(item.arg, NONE) for item in node.args.args})
     execute(node.body, frame)
     for statement, value in frame.returns:
         statement.value = residual(value)
-    types = {"config": config_class, "layer_type": "str"}
+    types = {"config": type(config_of(translator, cls)).__name__, "layer_type": "str"}
     head = ", ".join(f"{item}: {types[item]}" for item in parameters)
     body = print_block(cleanup.clean(frame.out), frame.source)
     return MethodText("default_parameters", f"({head}) -> tuple[torch.Tensor, float]", body, static=True)

@@ -9,15 +9,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from onboard.codegen.translate import biases, calls, causal, objects, scores
+from onboard.codegen.translate.activations import activation
 from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
+from onboard.codegen.translate.decisions import decided_here
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
+    CHUNKED,
     COMPLEX,
     MAYBE,
     NONE,
     POSITIONS,
     ROWS,
+    TRIANGLE,
     Choice,
     Code,
     Global,
@@ -158,6 +164,8 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             raise Untranslatable(f"an item of None at {frame.source.location(node)}")
         case Known(value=known), Known(value=key):
             return Known(known[key])
+        case Global(obj=dict() as table), Code(static=True) if (found := activation(table, index, frame)) is not None:
+            return found
         case Global(obj=dict() as table), Known(value=key) if "eager" in table and key not in table:
             return Global(table["eager"], name(table["eager"].__name__))  # a table of attention classes
         case Global(obj=dict() as table), Code(static=True) if choice := objects.choice(table, index, frame):
@@ -178,6 +186,9 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             return [value for value in fields.values() if not same(value, NONE)][position]
         case ModuleList(made=made), _:
             return Instance(made, ast.Subscript(owner.expr, residual(index), ast.Load()))
+        case Code(form=str() as form), Items(items=(Known(value=slice()), *_)) if form == POSITIONS:
+            frame.translator.pairs_positions = True
+            raise Untranslatable("distances between counted positions")
         case Code(form=str() as form), Items(items=(Known(value=None), *_)) if form == POSITIONS:
             return owner
         case Code(form=str() as form), Items(items=(Known(value=None), *rest)) if form == ROWS:
@@ -188,13 +199,16 @@ def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Valu
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=COMPLEX)
         case Code(form=str() as form), _ if form == f"dict of {MAYBE}":
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), optional=True)
+        case Code(form=str() as form), _ if form == f"dict of {CHUNKED}":
+            return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=CHUNKED, optional=True)
         case Code(), Items(items=parts) if _keeps_everything(parts):
             return owner
         case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if first is Ellipsis:
             sliced = ast.Subscript(owner.expr, residual(index), ast.Load())
             return Code(sliced, transposed=True)
     expr = ast.Subscript(residual(owner), _index_code(node.slice, index, frame), ast.Load())
-    return Code(expr, is_static(owner) and is_static(index))
+    triangle = isinstance(owner, Code) and owner.form == TRIANGLE and _cuts_corner(node.slice)
+    return Code(expr, is_static(owner) and is_static(index), form=TRIANGLE if triangle else None)
 
 
 def _rows(owner: Value, rest: list[Value]) -> Code:
@@ -206,6 +220,12 @@ def _rows(owner: Value, rest: list[Value]) -> Code:
         return Code(residual(owner), form=ROWS)
     index = [ast.Slice(), *[ast.Constant(None)] * new]
     return Code(ast.Subscript(residual(owner), ast.Tuple(index, ast.Load()), ast.Load()))
+
+
+def _cuts_corner(index: ast.expr) -> bool:
+    """Whether an index is [:a, :b, ...]."""
+    parts = index.elts if isinstance(index, ast.Tuple) else [index]
+    return all(isinstance(part, ast.Slice) and part.lower is None and part.step is None for part in parts)
 
 
 def _keeps_everything(parts: tuple[Value, ...]) -> bool:
@@ -339,6 +359,8 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
     op, right = node.ops[0], _constants(evaluate(node.comparators[0], frame))
     if isinstance(left, Known) and isinstance(right, Known):
         return Known(_COMPARE[type(op)](left.value, right.value))
+    if causal.hidden(op, left, right):
+        return left
     if isinstance(op, ast.Eq) and isinstance(left, Global) and isinstance(right, Global):
         return Known(left.obj == right.obj)
     if isinstance(op, ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
@@ -374,8 +396,11 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
         return body
     if isinstance(body, Mask) and isinstance(orelse, Mask):
         return PaddingMask()
-    if is_static(test) and (is_rotary(body) or is_rotary(orelse)):
-        return _with_or_without_rope(node, test, body, orelse, frame)
+    if is_static(test) and (is_rotary(body) or is_rotary(orelse) or is_identity(body) != is_identity(orelse)):
+        return _with_or_without(node, test, body, orelse, frame)
+    modules = isinstance(body, Instance) and isinstance(orelse, Instance)
+    if modules and frame.translator.specialised and (chosen := decided_here(test, frame)) is not None:
+        return body if chosen else orelse
     expr = ast.IfExp(residual(test), residual(body), residual(orelse))
     match body, orelse:
         case Instance(made=first), Instance(made=second):
@@ -392,13 +417,18 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     return Code(expr, is_static(test) and is_static(body) and is_static(orelse), optional=optional, form=form)
 
 
+def is_identity(value: Value) -> bool:
+    """Whether a value is a module that does nothing."""
+    return isinstance(value, Instance) and all(issubclass(cls, nn.Identity) for cls in value.classes)
+
+
 def is_rotary(value: Value) -> bool:
     """Whether a value is a module that makes RoPE's tables."""
     return isinstance(value, Instance) and all(hasattr(cls, "compute_default_rope_parameters") for cls in value.classes)
 
 
-def _with_or_without_rope(node: ast.IfExp, test: Value, body: Value, orelse: Value, frame: Frame) -> Value:
-    """Take this config's side: with and without RoPE are two models."""
+def _with_or_without(node: ast.IfExp, test: Value, body: Value, orelse: Value, frame: Frame) -> Value:
+    """Take this config's side: with and without RoPE, or a norm, are two models."""
     chosen = frame.translator.decide(node.test, test, frame)
     expr = residual(test)
     frame.translator.guard(expr if chosen else ast.UnaryOp(ast.Not(), expr), frame)

@@ -10,7 +10,7 @@ from typing import Any
 from onboard.codegen.translate import lists
 from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.comprehensions import bind_target, iteration
-from onboard.codegen.translate.decisions import deciding
+from onboard.codegen.translate.decisions import decided_here
 from onboard.codegen.translate.evaluate import binary, evaluate, settle, truth
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.narrow import narrowed
@@ -147,8 +147,11 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
             return RETURNS
         frame.env = body_env
         return None
+    _note_conditional(body_env, else_env, frame)
     joined = _join((body, body_env), (orelse, else_env))
-    if body or orelse:
+    if [ast.dump(item) for item in body] == [ast.dump(item) for item in orelse]:
+        frame.out.extend(body)  # what differed (masks, caches) is not there
+    else:
         frame.emit(_if_statement(residual(test), body, orelse), node)
     frame.env = joined
     return None
@@ -156,15 +159,9 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
 
 def _specialised(node: ast.If, test: Value, frame: Frame) -> bool | None:
     """Return this config's side of a static test and guard it; None where that cannot be told."""
-    if not is_static(test) or frame.cls is None or any(_only_raises(body) for body in (node.body, node.orelse)):
+    if any(_only_raises(body) for body in (node.body, node.orelse)):
         return None
-    try:
-        reasons, chosen = deciding(residual(test), frame)
-    except Untranslatable:
-        return None
-    for reason in reasons:
-        frame.translator.guard(reason, frame)
-    return chosen
+    return decided_here(test, frame)
 
 
 def _only_raises(body: list[ast.stmt]) -> bool:
@@ -200,7 +197,11 @@ def _take(side: Side, frame: Frame) -> str | None:
 def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | None:
     if not is_static(test) or all(isinstance(side, Untranslatable) for side in sides):
         raise next(side for side in sides if isinstance(side, Untranslatable))
-    index = 0 if frame.translator.decide(node.test, test, frame) else 1
+    try:
+        index = 0 if frame.translator.decide(node.test, test, frame) else 1
+    except Untranslatable as error:
+        reasons = dict.fromkeys(str(side) for side in sides if isinstance(side, Untranslatable))
+        raise Untranslatable(f"{'; '.join(reasons)}, under {error}") from error
     if isinstance(sides[index], Untranslatable):
         raise sides[index]
     expr = residual(test)
@@ -225,10 +226,17 @@ def _join(*branches: tuple[list[ast.stmt], Env]) -> Env:
         elif isinstance(a, ModuleList) and isinstance(b, ModuleList) and same(a, b):
             joined.values[key] = replace(a, made=joined_ways(a.made, b.made))
         elif same(a, b):
-            joined.values[key] = a
+            joined.values[key] = b if isinstance(a, Code) and a.form is None else a
         else:
             joined.values[key] = _joined(key, (a, first), (b, second))
     return joined
+
+
+def _note_conditional(one: Env, other: Env, frame: Frame) -> None:
+    """Note attributes of `self` that exist after one side of a condition only."""
+    if frame.cls is not None and frame.kind == "init":
+        either = one.values.keys() ^ other.values.keys()
+        frame.cls.sometimes.update(key.removeprefix("self.") for key in either if key.startswith("self."))
 
 
 def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
@@ -264,8 +272,8 @@ def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
 
 def _for(node: ast.For, frame: Frame) -> str | None:
     """Execute a loop body until what is known at its start holds at its end, too."""
-    if (filled := lists.comprehended(node, frame)) is not None:
-        store(*filled, frame, node)
+    if (made := lists.comprehended(node, frame)) is not None:
+        store(*made, frame, node)
         return None
     iterable, element = iteration(node.iter, frame)
     for _ in range(20):
@@ -277,6 +285,7 @@ def _for(node: ast.For, frame: Frame) -> str | None:
                 if execute(node.body, frame) == RETURNS:
                     raise Untranslatable(f"a return in a loop at {frame.source.location(node)}")
                 changed = _changed(node.target, start, frame.env)
+                filled = _filled_dicts(start, frame.env)
                 known: dict[str, Value] = {
                     key: value for key in changed if isinstance(value := frame.env.values[key], Mask)
                 }
@@ -291,11 +300,18 @@ def _for(node: ast.For, frame: Frame) -> str | None:
         if not changed and not known:
             if body:
                 frame.emit(ast.For(_plain_target(node.target), iterable, body, []), node)
+            frame.env.values.update(filled)
             return None
         frame.env.values.update(known)
         for key in changed if not known else []:
             _widen(key, frame, node)
     raise Untranslatable(f"a loop without a fixed point at {frame.source.location(node)}")
+
+
+def _filled_dicts(start: Env, end: Env) -> dict[str, Value]:
+    """Return the dicts from before a loop of whose items its body tells something."""
+    dicts = {key: value for key, value in end.values.items() if key in start.values and isinstance(value, Code)}
+    return {key: value for key, value in dicts.items() if (value.form or "").startswith("dict of ")}
 
 
 def _changed(target: ast.expr, start: Env, end: Env) -> list[str]:

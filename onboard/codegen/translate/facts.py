@@ -112,8 +112,8 @@ def as_parameters(facts: dict[str, Value]) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for key, fact in facts.items():
         match fact:
-            case Config():
-                values[key] = Config(name(key))
+            case Config(obj=obj):
+                values[key] = Config(name(key), obj)
             case Folded() | KeyBias():
                 values[key] = replace(fact, expr=name(key))
             case Code(static=static, form=form, optional=optional):

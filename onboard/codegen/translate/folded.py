@@ -16,6 +16,7 @@ from onboard.codegen.translate.values import (
     call,
     constant,
     residual,
+    same,
 )
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ def fold(owner: Code, attr: str, args: Args) -> Code | None:
                 return Folded(owner.expr, transposed=True)
             sizes = [batch, heads, residual(length), residual(dim)]
             return Folded(call(attribute(owner.expr, attr), *sizes))
-        case [_, _, Code(static=False, expr=length), _] if owner.transposed and not isinstance(length, ast.BinOp):
-            return owner  # [batch, heads, sequence, dim], as it is
+        case [_, heads, Code(static=False, expr=length), _] if owner.transposed and not same(heads, Known(1)):
+            return None if isinstance(length, ast.BinOp) else owner  # [batch, heads, sequence, dim], as it is
     return None
 
 

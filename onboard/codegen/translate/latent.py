@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from onboard.codegen.translate.calls import Args
     from onboard.codegen.translate.frame import Frame
 
-_NOT_THERE = ("sliding_window", "softcap")
-
 
 def names_of(frame: Frame) -> Mapping[str, str] | None:
     """Return the names of the parts of latent attention when it is its code that is evaluated."""
@@ -64,22 +62,35 @@ def attention(args: Args) -> Value | None:
     match args.positional[1:4]:
         case [Joined(parts=(q_nope, q_pe)), Expanded(part=0) as key, Expanded(part=1)]:
             pass
+        case [Code() as query, Expanded(part=0) as key, Expanded(part=1)]:
+            q_nope, q_pe = _split(query, key.kpe)
         case _:
             return None
     given = {**dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)), **args.keywords}
-    indices, sinks = (given.get(key, NONE) for key in ("indices", "s_aux"))
-    sparse = not same(indices, NONE)
-    not_there = _NOT_THERE if sparse else ("s_aux", *_NOT_THERE)
+    indices, sinks, window = (given.get(key, NONE) for key in ("indices", "s_aux", "sliding_window"))
+    sparse = not (same(indices, NONE) and same(window, NONE))
+    not_there = ("softcap",) if sparse else ("softcap", "s_aux")
     if odd := [item for item in not_there if not same(given.get(item, NONE), NONE)]:
         raise Untranslatable(f"latent attention with {odd[0]}")
     latent = call(attribute(_by_sequence(key.latent), "squeeze"), ast.Constant(2))
     tensors = [*map(_by_sequence, (q_nope, q_pe)), latent, _by_sequence(key.kpe), key.weight]
     scale = residual(given.get("scaling", NONE))
     if sparse:
-        called = ast.Call(op("torch_sparse_mla"), [*tensors, residual(indices), scale, residual(sinks)], [])
+        rest = [residual(item) for item in ((sinks, window) if not same(window, NONE) else (sinks,))]
+        called = ast.Call(op("torch_sparse_mla"), [*tensors, residual(indices), scale, *rest], [])
     else:
         called = ast.Call(op("torch_mla"), [*tensors, constant(True), scale], [])
     return Items((Code(called), NONE))
+
+
+def _split(query: Code, kpe: Value) -> tuple[Code, Code]:
+    """Return the channels of a query for the latent's keys and those for the keys that are the same for all heads."""
+    size = ast.UnaryOp(ast.USub(), ast.Subscript(attribute(_by_sequence(kpe), "shape"), constant(-1), ast.Load()))
+    tensor = _by_sequence(query)
+    parts = [ast.Slice(None, size, None), ast.Slice(size, None, None)]
+    codes = [ast.Subscript(tensor, ast.Tuple([constant(...), part], ast.Load()), ast.Load()) for part in parts]
+    first, second = (Code(code, transposed=True) for code in codes)
+    return first, second
 
 
 def _by_sequence(value: Value) -> ast.expr:

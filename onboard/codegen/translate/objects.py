@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from transformers import masking_utils
+from transformers import PretrainedConfig, masking_utils
 from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
 from transformers.utils import ModelOutput
 
@@ -68,7 +68,10 @@ _OF_ANY_SHAPE = ("dtype", "device", "is_cuda", "requires_grad")
 def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
     """Return the value of a global name."""
     if getattr(obj, "__module__", None) == "transformers.masking_utils":
-        return MaskMaker(padding=obj is getattr(masking_utils, "create_recurrent_attention_mask", None))
+        chunked = obj is getattr(masking_utils, "create_chunked_causal_mask", None)
+        return MaskMaker(
+            chunked=chunked, padding=obj is getattr(masking_utils, "create_recurrent_attention_mask", None)
+        )
     if obj is None or isinstance(obj, bool | int | float | str):
         return Known(obj)
     frame.translator.remember_global(identifier, obj, frame.source)
@@ -91,7 +94,7 @@ def positions(frame: Frame) -> Code | None:
 
     A forward that does not get `position_ids` is given them by its callers, see `Translator`.
     """
-    if frame.kind != "forward" or not frame.translator.counts_positions:
+    if frame.kind != "forward" or not frame.translator.counts_positions or frame.translator.writes_positions:
         return None
     return Code(name("position_ids"), form=KEYS if frame.translator.alibi else POSITIONS)
 
@@ -115,9 +118,11 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
         case Self():
             assert frame.cls is not None
             return frame.cls.attribute(attr, name("self"), frame)
-        case Config(expr=expr):
+        case Config(expr=expr, obj=obj):
             if attr in CONFIG_FACTS:
-                return _config_fact(attr, expr, frame)
+                return _config_fact(attr, expr, obj, frame)
+            if isinstance(part := getattr(obj, attr, None), PretrainedConfig):
+                return Config(attribute(expr, attr), part)
             return Code(attribute(expr, attr), static=True)
         case Global(obj=obj, expr=expr):
             return _global_attribute(obj, attr, expr)
@@ -142,9 +147,9 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
     return Code(attribute(residual(owner), attr))
 
 
-def _config_fact(attr: str, expr: ast.expr, frame: Frame) -> Known:
+def _config_fact(attr: str, expr: ast.expr, config: Any, frame: Frame) -> Known:
     """Return a fixed attribute; one that brings weights, which nothing runs then, is as the config has it."""
-    if attr in _BRINGS_WEIGHTS and frame.kind == "init" and getattr(frame.translator.config, attr, False):
+    if attr in _BRINGS_WEIGHTS and frame.kind == "init" and getattr(config, attr, False):
         frame.translator.guard(attribute(expr, attr), frame)
         return Known(True)
     return Known(CONFIG_FACTS[attr])

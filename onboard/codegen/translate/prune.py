@@ -15,7 +15,7 @@ from torch import nn
 from onboard.codegen.translate import cleanup
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.state import ClassState
-from onboard.codegen.translate.unrun import attributes_read, has_parameters
+from onboard.codegen.translate.unrun import attributes_read, has_parameters, is_eager
 from onboard.codegen.translate.values import Instance
 
 
@@ -77,6 +77,8 @@ def _plain_test(test: ast.expr) -> str:
 
 def _has_weights(state: ClassState, attr: str) -> bool:
     """Whether an attribute is a parameter, or a module with parameters that the generated file can make."""
+    if is_eager(state, attr):
+        return False
     value = state.attributes[attr]
     known = isinstance(value, Instance) and all(
         cls in state.translator.states or cls.__module__.startswith("torch.") for cls in value.classes

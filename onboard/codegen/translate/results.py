@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
@@ -133,3 +134,21 @@ def same_call(first: Value, second: Value) -> bool:
         case Items(items=a), Items(items=b):
             return len(a) == len(b) and all(map(same_call, a, b))
     return same(first, second)
+
+
+def same_code_of(results: Sequence[Value]) -> Code | None:
+    """Return calls that are the same code and give a tensor here, a tuple there, as one; None for others.
+
+    What is given is as in the original where all of it exists at run time; so the code behind tells the cases apart.
+    """
+    codes = [item.expr for item in results if isinstance(item, Code | Result) and _is_plain(item)]
+    same = len(codes) == len(results) and all(same_code(codes[0], item) for item in codes)
+    return Code(codes[0]) if same else None
+
+
+def _is_plain(result: Code | Result) -> bool:
+    """Whether a call gives one tensor, or a tuple of nothing but run-time parts."""
+    if isinstance(result, Code):
+        return not result.transposed and result.form is None
+    items = result.shape.items if isinstance(result.shape, Items) else ()
+    return not result.transposed and bool(items) and all(isinstance(item, Hole) and not item.form for item in items)

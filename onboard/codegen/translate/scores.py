@@ -19,6 +19,7 @@ from onboard.codegen.translate import biases, folded
 from onboard.codegen.translate.canonical import op
 from onboard.codegen.translate.values import (
     NONE,
+    TRIANGLE,
     UPCAST,
     ZEROS,
     Code,
@@ -35,6 +36,7 @@ from onboard.codegen.translate.values import (
     is_static,
     residual,
     same,
+    same_code,
     untransposed,
 )
 
@@ -57,6 +59,8 @@ class Scores(Code):
     bias: ast.expr | None = None
     slopes: ast.expr | None = None
     """Of a bias that is linear in the key's position."""
+    gate: Code | None = None
+    """The triangle that the scores were multiplied with, to be made a mask of."""
     causal: bool = False
     """The mask is in."""
     normed: bool = False
@@ -69,7 +73,7 @@ class Scores(Code):
 
     def parts(self) -> list[ast.expr]:
         """Return the code of query, key, scale, bias and slopes, those that there are."""
-        tensors = [residual(item) for item in (self.query, self.key) if item is not None]
+        tensors = [residual(item) for item in (self.query, self.key, self.gate) if item is not None]
         return tensors + [item for item in (self.scale, self.bias, self.slopes) if item is not None]
 
     def renamed(self, rename: Callable[[ast.expr], ast.expr]) -> Scores:
@@ -82,8 +86,9 @@ class Scores(Code):
             return None if value is None else rename(value)
 
         query, key = tensor(self.query), tensor(self.key)
-        scale, bias, slopes = code(self.scale), code(self.bias), code(self.slopes)
-        return replace(self, query=query, key=key, scale=scale, bias=bias, slopes=slopes)
+        scale, bias, slopes = (code(item) for item in (self.scale, self.bias, self.slopes))
+        gate = tensor(self.gate)
+        return replace(self, query=query, key=key, scale=scale, bias=bias, slopes=slopes, gate=gate)
 
 
 def product(left: Value, right: Value, expr: ast.expr) -> Value | None:
@@ -155,13 +160,45 @@ def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) 
     if isinstance(operator, ast.Add) and isinstance(right, KeyBias):
         slopes = right.expr if left.slopes is None else ast.BinOp(left.slopes, ast.Add(), right.expr)
         return replace(left, masked=True, slopes=slopes)
+    if left.gate is not None:
+        return _closed(left, operator, right)
+    if isinstance(operator, ast.Mult) and isinstance(right, Code) and right.form == TRIANGLE and left.bias is None:
+        return replace(left, expr=expr, gate=right)
     if isinstance(operator, ast.Add) and isinstance(right, Code) and not right.static:
         plain = left.expr if left.masked else expr
         bias = residual(right) if left.bias is None else ast.BinOp(left.bias, ast.Add(), residual(right))
         return replace(left, expr=plain, bias=bias)
-    if isinstance(operator, ast.Mult | ast.Div) and is_static(right):
+    if isinstance(operator, ast.Mult | ast.Div) and (is_static(right) or _is_root(right)):
         return _scaled(left, operator, residual(right), expr)
     return None
+
+
+def _is_root(value: Value) -> bool:
+    """Whether a value is a number that Python's own square root gives, of a size."""
+    return isinstance(value, Code) and isinstance(value.expr, ast.Call) and ast.unparse(value.expr.func) == "math.sqrt"
+
+
+def _closed(scores: Scores, operator: ast.operator, right: Value) -> Value | None:
+    """Return `scores * gate + minimum * (1 - gate)` as scores with a mask."""
+    assert scores.gate is not None
+    if not isinstance(right, Code) or not isinstance(operator, ast.Add):
+        return None
+    match right.expr:
+        case ast.BinOp(
+            left=least, op=ast.Mult(), right=ast.BinOp(left=ast.Constant(value=1), op=ast.Sub(), right=gate)
+        ):
+            if same_code(gate, scores.gate.expr) and _is_minimum(least):
+                return replace(scores, gate=None, causal=True, masked=True)
+    return None
+
+
+def _is_minimum(expr: ast.expr) -> bool:
+    """Whether a number is so low that its exponential is zero beside any score's."""
+    try:
+        value = ast.literal_eval(expr)
+    except ValueError:
+        return False
+    return isinstance(value, float | int) and value <= -1e4
 
 
 def _scaled(scores: Scores, operator: ast.operator, factor: ast.expr, expr: ast.expr) -> Scores:
@@ -182,8 +219,22 @@ def method(scores: Scores, attr: str, args: Args, expr: ast.expr) -> Value | Non
         return softmax(scores)
     if attr == "masked_fill" and isinstance(args.positional[0], Mask):
         return replace(scores, masked=True, causal=True)
+    if attr == "size" and not scores.normed and (size := _size(scores, args)) is not None:
+        return size
     if attr in _READS:
         return Code(expr)
+    return None
+
+
+def _size(scores: Scores, args: Args) -> Code | None:
+    """Return the number of queries or keys, without scores."""
+    assert scores.query is not None
+    assert scores.key is not None
+    tensors = {-2: scores.query, -1: scores.key}
+    match args.positional:
+        case [Known(value=int() as index)] if index in tensors:
+            owner = tensors[index]
+            return Code(call(attribute(owner.expr, "size"), constant(-3 if owner.transposed else -2)))
     return None
 
 
@@ -200,6 +251,8 @@ def selected(condition: Value, scores: Value) -> Value | None:
         return None
     if scores.bias is not None:
         return None
+    if condition.form == TRIANGLE:
+        return replace(scores, causal=True, masked=True)
     return replace(scores, bias=residual(condition))
 
 

@@ -8,10 +8,13 @@ from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate import narrow, objects
 from onboard.codegen.translate.values import (
     NONE,
+    TRIANGLE,
     Code,
     Config,
     Global,
@@ -32,6 +35,11 @@ if TYPE_CHECKING:
     from onboard.codegen.translate.frame import Frame
 
 
+def _is_triangular(buffer: torch.Tensor) -> bool:
+    rows, columns = buffer.shape[-2:] if buffer.dim() > 1 else (0, 1)
+    return rows == columns and bool((buffer == torch.ones_like(buffer).tril()).all())
+
+
 @dataclass
 class Routine:
     """A translated function: its lean parameters, its body, and what a caller gets."""
@@ -48,8 +56,6 @@ class Routine:
     """What a caller gets, in terms of the parameters, where that is nothing but some of these."""
     optional: set[str] = field(default_factory=set)
     """Parameters that may be None."""
-    omitted: set[str] = field(default_factory=set)
-    """Parameters that some call leaves out."""
 
     def take(self, keys: set[str], facts: dict[str, Value]) -> None:
         """Take other parameters, too, in the order of the signature; note which may be None."""
@@ -64,7 +70,7 @@ class Routine:
         """Return the parameters that a call passes: not the last ones that it has nothing for and that may be None."""
         passed = list(self.parameters)
         while passed and passed[-1] in self.optional and passed[-1] not in given:
-            self.omitted.add(passed.pop())
+            passed.pop()
         return passed
 
     @property
@@ -86,6 +92,8 @@ class ClassState:
     guards: list[ast.expr] = field(default_factory=list)
     weights_only: list[str] = field(default_factory=list)
     """Modules and parameters that nothing reads: they hold weights that checkpoints have."""
+    sometimes: set[str] = field(default_factory=set)
+    """Attributes that `__init__` sets under a condition only."""
     inherits_init: bool = False
     """Its `__init__` is PyTorch's."""
     read_outside: set[str] = field(default_factory=set)
@@ -110,13 +118,20 @@ class ClassState:
                 return narrow.possible(replace(value, expr=path), attr, frame) if own else replace(value, expr=path)
             case ModuleList(made=made):
                 return ModuleList(made, path)
-            case Config():
-                return Config(path)
+            case Config(obj=obj):
+                return Config(path, obj)
             case Code(static=static, optional=optional):
-                return Code(path, static, optional=optional)
+                form = TRIANGLE if frame.kind == "forward" and self._is_triangle(attr) else None
+                return Code(path, static, optional=optional, form=form)
             case Global():
                 return value
         return objects.module_fact(attr) or self._class_attribute(attr, path)
+
+    def _is_triangle(self, attr: str) -> bool:
+        """Whether a buffer is a causal mask of zeros and ones in all modules of this class."""
+        modules = [module for module in self.translator.model.modules() if type(module) is self.cls]
+        buffers = [module._buffers.get(attr) for module in modules]
+        return bool(buffers) and all(buffer is not None and _is_triangular(buffer) for buffer in buffers)
 
     def _class_attribute(self, attr: str, path: ast.expr) -> Value:
         value = inspect.getattr_static(self.cls, attr, None)

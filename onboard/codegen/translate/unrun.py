@@ -27,8 +27,17 @@ def reach(translator: Translator) -> None:
 
 
 def _is_to_reach(state: ClassState, attr: str, value: Instance) -> bool:
+    if is_eager(state, attr):
+        return False
     own = [cls for cls in value.classes if state.translator.translates(cls)]
     return len(own) == len(value.classes) and has_parameters(state, attr)
+
+
+def is_eager(state: ClassState, attr: str) -> bool:
+    """Whether an attribute is one of a composite's towers, which the generated model leaves out."""
+    translator = state.translator
+    paths = [path for path, module in translator.model.named_modules() if type(module) is state.cls]
+    return bool(paths) and all(f"{path}.{attr}".lstrip(".") in translator.eager for path in paths)
 
 
 def has_parameters(state: ClassState, attr: str) -> bool:

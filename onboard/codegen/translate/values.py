@@ -15,8 +15,14 @@ COMPLEX = "complex"
 POSITIONS = "positions"
 """Form of `position_ids` where they stand for positions of one row that transformers counts."""
 
+TRIANGLE = "triangle"
+"""Form of a buffer of ones where a query (row) may see a key (column), zeros above the diagonal; or of its corner."""
+
 ROWS = "rows"
 """Form of a table's rows at `POSITIONS`: transformers has [sequence, dim], generated code [batch, sequence, dim]."""
+
+CHUNKED = "chunks"
+"""Form of the mask of attention in chunks, which exists at run time; where it is None, attention is plainly causal."""
 
 UPCAST = "upcast"
 """Form of a tensor that was cast to float32, as modeling code does with queries and keys before it multiplies them."""
@@ -63,7 +69,7 @@ class Code(Value):
     transposed: bool = False
     """The value is `expr.transpose(1, 2)`: heads and sequence are swapped later, or never."""
     form: str | None = None
-    """`COMPLEX`, `POSITIONS`, `ROWS`, `UPCAST`, `KEYS`, `ZEROS`, `CHANNELS` or None."""
+    """`COMPLEX`, `POSITIONS`, `ROWS`, `UPCAST`, `KEYS`, `ZEROS`, `TRIANGLE`, `CHANNELS` or None."""
     optional: bool = False
     """It may be None."""
     masked: bool = False
@@ -147,9 +153,10 @@ class Choice(Value):
 
 @dataclass(frozen=True, eq=False)
 class Config(Value):
-    """The model's config object."""
+    """The model's config object, or that of a part of a composite."""
 
     expr: ast.expr
+    obj: Any
     copy: ast.expr | None = None
     """How it is copied, where code may change it from here on."""
 
@@ -213,6 +220,8 @@ class MaskMaker(Value):
     """A function that builds an attention mask, or a mask of padding alone."""
 
     padding: bool = False
+    chunked: bool = False
+    """The mask cuts the text into chunks of the config's length."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -389,8 +398,8 @@ def same(first: Value, second: Value) -> bool:
             return ways and first.optional == second.optional and same_code(first.expr, second.expr)
         case ModuleList(), ModuleList():
             return same_code(first.expr, second.expr)
-        case Config(), Config():
-            return True
+        case Config(obj=a), Config(obj=b):
+            return a is b
         case Half(), Half():
             return first.part == second.part and same_code(first.whole.expr, second.whole.expr)
         case Hole(), Hole():

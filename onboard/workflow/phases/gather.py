@@ -86,7 +86,10 @@ def _seen(folder: Path, config: dict[str, Any]) -> str:
 
 def require_causal_lm(config: dict[str, Any]) -> None:
     """Raise `OnboardError` unless the config names a decoder that predicts the next token."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    )
 
     if config.get("is_encoder_decoder"):
         raise OnboardError(f"{config['model_type']} is an encoder-decoder", hint="Only causal language models work")
@@ -95,8 +98,9 @@ def require_causal_lm(config: dict[str, Any]) -> None:
         raise OnboardError(
             f"config.json has architectures {architectures!r}, which are no names", hint="Do not trust it"
         )
-    architecture = architectures[0] if architectures else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"])
-    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    names = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES | MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    architecture = architectures[0] if architectures else names.get(config["model_type"])
+    known = [*MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()]
     if architecture not in known and "AutoModelForCausalLM" not in _auto_map(config):
         found = architecture or f"the model type {config['model_type']}"
         raise OnboardError(f"{found} is not a causal language model", hint="Only causal language models work")

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 from transformers.utils import logging
 
 from onboard.analysis.tiny import VOCABULARY, build_tiny, load_config, one_line
-from onboard.workflow.sweep.defaults import complete
+from onboard.graph.architecture import causal_lm_class, decoder_config
+from onboard.workflow.sweep.defaults import complete, default_config
 from onboard.workflow.sweep.options import Option, options
 from onboard.workflow.sweep.targets import Target
 
@@ -49,7 +50,7 @@ def make_checkpoint(target: Target, folder: Path, seed: int = 0) -> Checkpoint:
 def missing_classes(config: PretrainedConfig, tiny: nn.Module) -> list[str]:
     """Return the names of the module classes that the full-size model has and `tiny` does not, sorted."""
     with torch.device("meta"):
-        full = AutoModelForCausalLM.from_config(config)
+        full = causal_lm_class(config)._from_config(config)
     names = [{type(module).__name__ for module in model.modules()} for model in (full, tiny)]
     return sorted(names[0] - names[1])
 
@@ -68,7 +69,9 @@ def is_causal(model: nn.Module) -> bool:
 
 def _config(target: Target) -> PretrainedConfig:
     """The full-size config: the target's own, or its class's defaults with what they leave out."""
-    return complete(AutoConfig.for_model(target.name)) if target.config is None else load_config(target.config)
+    if target.config is not None:
+        return load_config(target.config)
+    return complete(decoder_config(default_config(target.name)))
 
 
 def _switched_on(config: PretrainedConfig) -> tuple[list[Option], dict[str, str]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from transformers import PretrainedConfig
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PretrainedConfig
 
 _Fields = Mapping[str, Any]
 
@@ -27,6 +28,19 @@ _WHERE_NONE: dict[str, Callable[[_Fields], Any]] = {
 """A field -> its value where it has none; the fields of the config are given."""
 _WHERE_ONE = {"num_experts": 64, "moe_topk": 8, "moe_top_k": 2}
 """A mixture of one expert, or that takes one without a weight, tells nothing of its router."""
+
+
+_NO_EMBEDDINGS_OF_LAYERS = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+
+
+def default_config(model_type: str) -> PretrainedConfig:
+    """Return the config that a model type's class makes of nothing, or of the least that it accepts."""
+    try:
+        return AutoConfig.for_model(model_type)
+    except StrictDataclassError as error:
+        if "per_layer_input" not in str(error):
+            raise
+    return AutoConfig.for_model(model_type, text_config=_NO_EMBEDDINGS_OF_LAYERS)
 
 
 def complete(config: PretrainedConfig) -> PretrainedConfig:

@@ -81,6 +81,9 @@ def _expand(word: str) -> Iterator[str]:
 
 
 def _target(name: str, types: Sequence[str], root: Path) -> Target:
+    from onboard.graph.architecture import language_model_types
+
+    types = [*types, *language_model_types()]
     if name in types:
         return Target(name=name)
     if not Path(name).is_dir() and "/" not in name and find_entry(name, root) is None:

@@ -5,7 +5,15 @@ import torch
 from families import VARIANTS, config_dict
 from torch import nn
 
-from onboard.analysis.tiny import ORIGINAL_POSITIONS, WINDOW, build_tiny, load_config, prompts, tiny_config
+from onboard.analysis.tiny import (
+    ORIGINAL_POSITIONS,
+    WINDOW,
+    build_tiny,
+    load_config,
+    prompts,
+    randomize,
+    tiny_config,
+)
 
 
 def test_every_kind_of_layer_is_kept() -> None:
@@ -62,3 +70,13 @@ def test_prompts_are_longer_than_the_window_and_lie_on_both_sides_of_the_switch(
     assert below.shape[1] > WINDOW
     assert below.max() < ORIGINAL_POSITIONS < beyond.max()
     assert not torch.equal(below[0], below[1])
+
+
+def test_tables_that_a_model_works_out_stay_and_what_checkpoints_fill_is_random() -> None:
+    model = nn.Module()
+    model.decay = nn.Buffer(torch.exp(-torch.arange(5.0)))
+    model.bias = nn.Buffer(torch.zeros(5))
+    before = model.decay.clone()
+    randomize(model, 3)
+    assert torch.equal(model.decay, before)
+    assert model.bias.unique().numel() == 5

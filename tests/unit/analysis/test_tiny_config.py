@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
+from onboard.analysis.source import module_source
 from onboard.analysis.tiny import build_tiny, load_config, tiny_config
 from onboard.analysis.tiny_sizes import HIDDEN, VOCABULARY
 
@@ -82,3 +83,9 @@ def test_a_small_model_runs_and_is_small(model_type: str) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
     logits = model(input_ids=torch.arange(12).unsqueeze(0), use_cache=False).logits
     assert torch.isfinite(logits).all()
+
+
+def test_a_class_that_is_defined_under_a_condition_has_a_source() -> None:
+    source = module_source("transformers.models.xlstm.modeling_xlstm")
+    assert "xLSTMBlock" in source.classes
+    assert "xLSTMForCausalLM" in source.classes

@@ -63,7 +63,9 @@ def _translated(translator: Translator, cls: type, arguments: dict[str, Value]) 
     for _ in range(5):
         translator.reset()
         try:
-            (state,) = translator.reached(translator.construct(cls, Args([Config(name("config"))], {}, [])))
+            (state,) = translator.reached(
+                translator.construct(cls, Args([Config(name("config"), translator.config)], {}, []))
+            )
             translator._method(state, "forward", Args([], dict(arguments), []))
         except Restart:
             continue

@@ -11,7 +11,7 @@ from onboard import modeling
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.prove import prove
+from onboard.codegen.prove import _compare, prove
 from onboard.errors import OnboardError
 
 ATTENTION = ", None, 0.0, True, self.scaling, None, "
@@ -96,3 +96,9 @@ def test_a_file_that_cannot_be_built_says_why() -> None:
     spec, text = _generated("llama")
     with pytest.raises(OnboardError, match="cannot be made for its own config: .*no_such_size"):
         prove(text.replace("config.hidden_size", "config.no_such_size"), spec, export=False)
+
+
+def test_sizes_that_a_block_reads_off_its_data_must_be_the_same() -> None:
+    assert _compare("gate", "Gate", [3, 0, 2], [3, 0, 2]) == ([3, 0, 2], 0.0)
+    with pytest.raises(OnboardError, match=r"gate \(Gate\) gives \[3, 0, 2\], not \[3, 1, 1\]"):
+        _compare("gate", "Gate", [3, 0, 2], [3, 1, 1])

@@ -40,7 +40,7 @@ def test_own_and_shared_choices_of_keys_equal_transformers_and_export() -> None:
     [
         ("self.index_topk, index_scores", "self.index_topk - 1, index_scores", "indexer"),
         ("triu(1)", "triu(2)", "indexer"),
-        ("sparse_indices, self.scaling", "sparse_indices.sort(dim=-1).values[..., 1:], self.scaling", "self_attn"),
+        ("topk_indices, self.scaling", "topk_indices.sort(dim=-1).values[..., 1:], self.scaling", "self_attn"),
     ],
 )
 def test_another_choice_of_keys_is_found_out(right: str, wrong: str, block: str) -> None:

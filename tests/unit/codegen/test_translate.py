@@ -449,3 +449,37 @@ class Toy(nn.Module):
     assert "x = x.masked_fill(torch.ones_like(x, dtype=torch.bool).triu(1), float('-inf'))" in forward
     assert "torch.sym_min(self.keys, x.shape[-1])" in forward
     assert "mask[" not in forward
+
+
+def test_an_item_of_a_filled_dict_may_be_none(translate: Translate) -> None:
+    state, _, forward = translate(
+        """
+class Inner(nn.Module):
+    def forward(self, x, scale=None):
+        if scale is not None:
+            x = x * scale
+        return x
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList([Inner() for _ in range(2)])
+
+    def forward(self, x):
+        scales = {}
+        for kind in set(self.config.kinds):
+            if self.config.plain[kind]:
+                scales[kind] = None
+            else:
+                scales[kind] = x.exp()
+        for i, layer in enumerate(self.layers):
+            x = layer(x, scales[self.config.kinds[i]])
+        return x
+""",
+        {"kinds": ["a", "b"], "plain": {"a": True, "b": False}},
+    )
+    inner = next(item for item in state.translator.states.values() if item.cls.__name__ == "Inner")
+    assert print_block(inner.methods["forward"].body) == "if scale is not None:\n    x = x * scale\nreturn x"
+    assert "x = layer(x, scales[self.config.kinds[i]])" in forward

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,8 +67,10 @@ ALIBI = (
 )
 
 
-def translated(text: str, folder: Path, *, alibi: bool = False, **config: Any) -> tuple[str, torch.nn.Module]:
-    """Return what is left of the forward of class `Toy`, and a Toy."""
+def translated(
+    text: str, folder: Path, *, alibi: bool = False, specialised: list[str] | None = None, **config: Any
+) -> tuple[str, torch.nn.Module]:
+    """Return what is left of the forward of class `Toy`, and a Toy; `specialised`: the guards to expect."""
     path = folder / f"toy_attention_{abs(hash((text, str(folder))))}.py"
     path.write_text(text, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -80,15 +84,21 @@ def translated(text: str, folder: Path, *, alibi: bool = False, **config: Any) -
     model.config = values
     translator = Translator(model, {}, {}, alibi=alibi)
     translator.__dict__["counts_positions"] = True
-    (state,) = translator.reached(translator.construct(module.Toy, Args([Config(name("config"))], {}, [])))
-    given: dict[str, Value] = {"x": Code(name("x")), "mask": Mask()}
-    return print_block(translator._method(state, "forward", Args([], given, [])).body), model
+    translator.specialised = specialised is not None
+    (state,) = translator.reached(
+        translator.construct(module.Toy, Args([Config(name("config"), translator.config)], {}, []))
+    )
+    given: dict[str, Value] = {"x": Code(name("x"))} | ({"mask": Mask()} if "x, mask" in text else {})
+    body = print_block(translator._method(state, "forward", Args([], given, [])).body)
+    if specialised is not None:
+        assert [ast.unparse(guard) for guard in state.guards] == specialised
+    return body, model
 
 
 def run(body: str, model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Run translated code."""
     lines = "\n".join(f"    {line}" for line in body.splitlines())
-    names: dict[str, Any] = {"torch": torch}
+    names: dict[str, Any] = {"torch": torch, "math": math}
     exec(f"def forward(self, x):\n{lines}", names)
     return names["forward"](model, x)
 
@@ -132,3 +142,109 @@ def test_a_linear_bias_is_recognised_and_its_slopes_are_read_back() -> None:
     assert bent > 0.1
     assert deviation(keys.expand(3, 1, 9)) is None
     assert deviation(torch.ones(3, 2, 9)) is None
+
+
+GATED = (
+    HEAD
+    + """
+class Root(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.abs().sqrt()
+
+
+ACTIVATIONS = {"relu": nn.ReLU(), "tanh": nn.Tanh()}
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.register_buffer("lower", torch.tril(torch.ones(50, 50)).view(1, 1, 50, 50), persistent=False)
+        self.act = ACTIVATIONS[config.name]
+
+    def forward(self, x):
+        w = torch.matmul(x, x.transpose(-1, -2)) / math.sqrt(x.size(-1))
+        b = self.lower[:, :, : w.size(-2), : w.size(-1)]
+        w = w * b + -10000.0 * (1 - b)
+        return self.act(Root.apply(torch.matmul(nn.functional.softmax(w, dim=-1), x)))
+"""
+)
+
+
+@torch.no_grad()
+def test_a_causal_triangle_that_is_multiplied_in_is_the_mask(tmp_path: Path) -> None:
+    body, model = translated(GATED, tmp_path, name="tanh")
+    assert "torch_attention(x, x, x, None, 0.0, True" in body
+    assert "lower" not in body
+    x = torch.randn(2, 4, 7, 8)
+    torch.testing.assert_close(run(body, model, x), model(x))
+
+
+@pytest.mark.parametrize("change", ["torch.ones(50, 50) * 0.5)", "torch.ones(50, 50), 1)"])
+def test_another_buffer_is_no_mask_of_its_own(change: str, tmp_path: Path) -> None:
+    body, _ = translated(GATED.replace("torch.ones(50, 50))", change), tmp_path, name="tanh")
+    assert "self.lower" in body
+    assert "torch_attention" not in body
+
+
+SWITCHED = (
+    HEAD
+    + """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.narrow = config.narrow
+        self.wide = config.wide
+        if config.narrow and config.hidden > 8:
+            self.one = nn.Linear(8, 8)
+
+    def forward(self, x):
+        if self.wide or not self.narrow:
+            x = x * 2
+        else:
+            x = self.one(x)
+        return x
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "guards"),
+    [
+        ({"narrow": True, "wide": False}, ["config.narrow", "config.hidden > 8", "not config.wide"]),
+        ({"narrow": False, "wide": False}, ["not config.narrow"]),
+        ({"narrow": False, "wide": True}, ["not config.narrow", "config.wide"]),
+    ],
+)
+def test_a_branch_that_this_config_decides_is_guarded_by_what_decides_it(
+    config: dict[str, bool], guards: list[str], tmp_path: Path
+) -> None:
+    body, _ = translated(SWITCHED, tmp_path, specialised=guards, **config)
+    assert "if" not in body
+    assert ("self.one" in body) is config["narrow"]
+
+
+BIASED = (
+    HEAD
+    + """
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+
+    def forward(self, x, mask):
+        kept = x.sum(-1)[:, :, None, :].expand(-1, -1, x.shape[2], -1).masked_fill(mask[:, :, :, :9] != 0, -1e9)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface("eager", None)
+        return attend(self, x, x, x, kept, scaling=0.5)[0] + attend(self, x, x, x, mask, position_bias=x.sum())[0]
+"""
+)
+
+
+def test_a_mask_with_more_in_it_and_a_bias_of_positions_are_added_to_the_scores(tmp_path: Path) -> None:
+    body, _ = translated(BIASED, tmp_path)
+    assert "torch.ones_like(" in body
+    assert "torch_attention(x, x, x, kept, 0.0, True, 0.5" in body
+    assert "torch_attention(x, x, x, x.sum(), 0.0, True" in body

@@ -42,7 +42,7 @@ def context_for(folder: Path, tensors: Mapping[str, torch.Tensor] | None = None,
     if tensors is not None:
         save_file(dict(tensors), folder / "model.safetensors")
     config = SimpleNamespace(architectures=None, model_type="none")
-    factory: Any = SimpleNamespace(checkpoint=folder, config=config, mode="graph")
+    factory: Any = SimpleNamespace(checkpoint=folder, config=config, mode="graph", eager_modules=())
     return TransformContext(factory, RuntimeConfig(**runtime), torch.device("cpu"), torch.float32)
 
 

@@ -181,3 +181,31 @@ def test_a_mixer_without_a_cached_form_is_refused() -> None:
     context.history.append(entry)
     with pytest.raises(OnboardError, match="1 calls of torch_causal_conv1d have no cached form"):
         check_stage(Stages.CACHE_INIT, _exported(_Convolution(), context), context)
+
+
+class _Folded(_Attention):
+    """Heads folded into the batch, [batch * heads, sequence, dim], as code around torch.bmm has them."""
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        batch, length = input_ids.shape
+        q, k, v = (
+            table(input_ids).view(batch, length, KV_HEADS, -1).transpose(1, 2).reshape(batch * KV_HEADS, length, -1)
+            for table in (self.q, self.k, self.v)
+        )
+        q = q[..., :DIM]
+        mixed = torch.ops.onboard.torch_attention(q[None], k[None], v[None], layout="bnsd")[0]
+        return mixed.view(batch, KV_HEADS, length, VALUE_DIM).transpose(1, 2)
+
+
+def test_heads_folded_into_the_batch_are_heads_of_the_one_row() -> None:
+    model, context = _Folded(), _context()
+    ids = torch.randint(0, 11, (1, 9))
+    with torch.no_grad():
+        expected = model(ids, torch.arange(9)[None])[0]
+        gm, cache = _cached(model, context), context.cache
+        pages, rows = np.array([cache.allocator.take(3)]), []
+        for start, end in ((0, 5), (5, 8), (8, 9)):
+            cache.info.set_batch(ids[0, start:end].numpy(), np.array([start]), np.array([end - start]), pages)
+            rows.append(cache.call(gm)[0])
+    assert cache.caches["k_cache_0"].shape[1] == KV_HEADS
+    torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-5, atol=1e-5)

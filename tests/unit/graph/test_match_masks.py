@@ -73,3 +73,34 @@ def test_masks_are_known_by_what_they_allow(formula: Callable[[Tensor, Tensor], 
 
     assert isinstance(mask, torch.fx.Node)
     assert mask_form(gm, mask) == form
+
+
+class _Table(nn.Module):
+    """A table that attention cuts its mask out of: a band that is wider than short probes."""
+
+    def __init__(self, window: int, hole: bool = False) -> None:
+        super().__init__()
+        table = torch.ones(120, 120, dtype=torch.bool).tril()
+        table ^= table.tril(-window)
+        if hole:
+            table[100, 90] = False
+        self.register_buffer("table", table[None, None], persistent=False)
+
+    def mask(self, input_ids: Tensor) -> Tensor:
+        length = input_ids.shape[1]
+        return self.table[:, :, length - length : length, :length]
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        x = input_ids[:, None, :, None].float().expand(-1, 2, -1, 4)
+        return torch.ops.onboard.torch_attention(x, x, x, self.mask(input_ids), 0.0, True, 0.1, layout="bnsd")
+
+
+@pytest.mark.parametrize(("window", "hole", "matches"), [(60, False, 1), (5, False, 1), (120, False, 1), (60, True, 0)])
+def test_a_mask_cut_out_of_a_table_becomes_a_window(window: int, hole: bool, matches: int) -> None:
+    model = _Table(window, hole)
+    ids = torch.randint(9, (3, 90))
+    inputs = {"input_ids": ids, "position_ids": torch.arange(90).expand(3, 90).contiguous()}
+    result = transform(["match_attention_mask"], model, inputs)
+    assert result.matches["match_attention_mask"] == matches
+    assert bool(result.gm.graph.find_nodes(op="get_attr")) == hole
+    torch.testing.assert_close(result.gm(**inputs), model(**inputs))

@@ -22,10 +22,11 @@ from onboard.graph.transform import BaseTransform, Stages, TransformConfig, Tran
 from onboard.graph.weights import join_parameters, weight_plan
 
 
-def test_default_pipeline_lists_every_shipped_transform_in_the_stage_of_its_folder() -> None:
-    default = yaml.safe_load(content_path("transforms", "default.yaml").read_text("utf-8"))
+def test_the_pipelines_list_every_shipped_transform_in_the_stage_of_its_folder() -> None:
+    names = ("default.yaml", "transformers.yaml")
+    default, eager = (yaml.safe_load(content_path("transforms", name).read_text("utf-8")) for name in names)
 
-    assert {key: fields["stage"] for key, fields in default.items()} == {
+    assert {key: fields["stage"] for key, fields in {**eager, **default}.items()} == {
         key: stage.value for key, stage in transform_keys().items()
     }
 

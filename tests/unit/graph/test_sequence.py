@@ -57,6 +57,7 @@ def test_names_shapes_and_dtypes_are_the_documented_ones() -> None:
         "kv_lens": ((2,), torch.int32),
         "block_table": ((2, 5), torch.int32),
         "slot_mapping": ((7,), torch.int64),
+        "state_slots": ((2,), torch.int64),
         "batch_info_host": ((4,), torch.int32),
         "logits_gather_indices": ((7,), torch.int64),
     }

@@ -34,6 +34,10 @@ def test_sparse_mla_sees_the_chosen_keys_that_are_not_later(with_sinks: bool) ->
     expected = naive.attention(torch.cat([q_nope, q_pe], -1), key, expanded[..., nope:], options, mask)
     actual = ops.torch_sparse_mla(q_nope, q_pe, latent, kpe, weight, indices.int(), 0.3, sinks)
     assert relative_error(actual, expected) < 1e-6
+    near = naive.Options(scale=0.3, sinks=sinks, sliding_window=3)
+    expected = naive.attention(torch.cat([q_nope, q_pe], -1), key, expanded[..., nope:], near)
+    actual = ops.torch_sparse_mla(q_nope, q_pe, latent, kpe, weight, None, 0.3, sinks, 3)
+    assert relative_error(actual, expected) < 1e-6
 
 
 def test_registration_is_sound() -> None:

@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from onboard import LLM, SamplingParams
+from onboard.agents import run_agent
 from onboard.analysis.tiny import build_tiny
 from onboard.cli import main
-from onboard.config import Mode
+from onboard.config import Mode, RuntimeConfig
 from onboard.errors import OnboardError
 from onboard.runtime.probe import rmse_ratio
 from onboard.runtime.verify import verify_model
@@ -28,7 +29,6 @@ TYPES: dict[str, dict[str, Any]] = {
     "gemma3_text": {},  # windows with a rotary table of their own
     "gemma4_text": {},  # windows and full attention of other head sizes
     "gpt_neox": {},  # parallel, partly rotated, fused qkv
-    "gpt2": {},  # learned positions
     "phi3": {},
     "qwen3_moe": {},  # experts stacked in memory, apart in the checkpoint
     "gpt_oss": {},  # sinks
@@ -95,7 +95,7 @@ def test_layers_of_several_kinds_have_caches_of_their_own_shape(tmp_path: Path) 
         ),  # short convolutions between attention layers
         ("bart", {"decoder_layers": 2}, "with caches the logits are others"),  # counts positions itself
         ("camembert", {}, "with caches the logits are others"),  # its own positions begin after the padding token's
-        ("mpt", {}, "attention"),  # written-out attention with ALiBi
+        ("mpt", {}, "attention|another path"),  # written-out attention with ALiBi
         ("mamba", {}, "attention|cannot be exported"),  # none at all
     ],
 )
@@ -136,6 +136,19 @@ def test_a_checkpoint_that_does_not_fill_the_model_is_refused(mode: Mode, tmp_pa
         load(checkpoint, mode)
 
 
+def test_a_count_that_matters_only_far_into_a_text_is_found(tmp_path: Path) -> None:
+    """Llama 4 makes queries larger every 8192 tokens, by positions that it counts."""
+    layers = {"no_rope_layers": [1, 0], "layer_types": ["full_attention"] * 2}
+    config = AutoConfig.for_model("llama4_text", num_hidden_layers=2, moe_layers=[], **layers)
+    build_tiny(config).save_pretrained(tmp_path / "model")
+    with pytest.raises(OnboardError, match="counts positions itself in some of its code"):
+        load(tmp_path / "model", "transformers")
+    build_tiny(type(config).from_dict({**config.to_dict(), "attn_temperature_tuning": False})).save_pretrained(
+        tmp_path / "model"
+    )
+    load(tmp_path / "model", "transformers")
+
+
 @pytest.mark.parametrize("mode", ["transformers", "hf"])
 def test_verify_knows_the_modes(mode: Mode, tmp_path: Path) -> None:
     checkpoint = checkpoint_of("gemma2", tmp_path / "gemma2")
@@ -154,3 +167,12 @@ def test_the_command_line_runs_a_model_that_was_not_onboarded(
     document = json.loads(capsys.readouterr().out)
     assert document["outputs"][0]["outputs"][0]["token_ids"] == tokens[:4]
     assert any("mode transformers" in fact for fact in document["facts"])
+
+
+def test_the_result_of_a_run_says_it_too(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of("gpt_neox", tmp_path / "gpt_neox")
+    config = RuntimeConfig(model=str(checkpoint), mode="transformers", max_seq_len=64)
+    result = run_agent.run(config, tmp_path, device="cpu")
+    assert result["status"] == "success", result["error"]
+    assert result["settings"]["mode"] == "transformers"
+    assert any("2 attention calls are cached" in fact for fact in result["facts"])

@@ -113,6 +113,12 @@ def test_options_are_what_the_defaults_leave_off() -> None:
     assert windowed["use_sliding_window"] is True
 
 
+def test_options_share_caches_and_mix_experts_and_cap() -> None:
+    names = {option.name for option in options(AutoConfig.for_model("gemma4_text"))}
+    assert {"num_kv_shared_layers=15", "a mixture in every layer", "final_logit_softcapping=2.5"} <= names
+    assert "first_k_dense_replace=1" in {option.name for option in options(AutoConfig.for_model("dots1"))}
+
+
 def test_the_second_variant_has_the_options_and_runs(tmp_path: Path) -> None:
     made = make_checkpoint(Target(name="llama", variant="options"), tmp_path / "llama")
     assert made.is_causal

@@ -1,0 +1,76 @@
+"""Which class of transformers is the language model of a config, and which part of the config is its text model's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers.models.auto.configuration_auto import model_type_to_module_name
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
+
+from onboard.errors import OnboardError
+
+_TABLES = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
+
+
+def causal_lm_class(config: PretrainedConfig) -> Any:
+    """Return the class of transformers' language model of a config; raise `OnboardError` when it has none."""
+    found = find_language_model(config)
+    if found is None:
+        raise OnboardError(f"{config.model_type} is not a causal language model", hint="Choose a decoder model")
+    return found
+
+
+def find_language_model(config: PretrainedConfig) -> Any | None:
+    """Return the class of transformers that predicts the next token, of text alone or of text with other inputs.
+
+    A composite may have both: the one that the config names counts, else the one for text. A text config has its
+    composite's class when that takes the text config alone.
+    """
+    own = [_first(table[type(config)]) for table in _TABLES if type(config) in table]
+    named = [item for item in own if item.__name__ in (config.architectures or [])]
+    if own:
+        return (named or own)[0]
+    package = type(config).__module__.split(".")[-2]
+    composites = [CONFIG_MAPPING[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if _package(name) == package]
+    classes = [MODEL_FOR_CAUSAL_LM_MAPPING[composite] for composite in composites]
+    return next((item for item in classes if item.config_class is type(config)), None)
+
+
+def language_model_types() -> list[str]:
+    """Return the model types that the installed transformers has such a class for, sorted."""
+    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES})
+
+
+def _first(classes: Any) -> Any:
+    return classes[0] if isinstance(classes, tuple | list) else classes
+
+
+def _package(model_type: str) -> str:
+    return str(model_type_to_module_name(model_type))
+
+
+def text_config(config: Any) -> Any:
+    """Return the part of a config that describes the text model; a config without parts is that itself."""
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
+def is_composite(config: Any) -> bool:
+    """Whether a config has parts of its own, one of which may be the text model's."""
+    parts = getattr(config, "sub_configs", {})
+    return any(isinstance(getattr(config, name, None), PretrainedConfig) for name in parts)
+
+
+def decoder_config(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the config of the causal language model itself.
+
+    That is a composite's text config where the class takes that alone, as in transformers' own auto classes.
+    """
+    if is_composite(config) and causal_lm_class(config).config_class is type(text := text_config(config)):
+        config = text
+    return config

@@ -1,0 +1,66 @@
+"""Parameters that a checkpoint holds in another shape: several tensors that are one, or one tensor that is several.
+
+transformers declares both for the models that it loads (`WeightConverter`); only those rules are followed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers.core_model_loading import Chunk, Concatenate, WeightConverter
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a parameter's values are: `names` concatenated along `dim`, and of that the part `index` of `parts`."""
+
+    names: tuple[str, ...]
+    dim: int = 0
+    index: int = 0
+    parts: int = 1
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the parameter, given the tensors of `names`."""
+        whole = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim=self.dim)
+        return torch.chunk(whole, self.parts, dim=self.dim)[self.index]
+
+
+def converted(
+    wanted: Collection[str], available: Collection[str], identifiers: Sequence[str], rename: Callable[[str], str] = str
+) -> dict[str, Source]:
+    """Return the sources of those wanted names that transformers makes of other tensors of the checkpoint.
+
+    `identifiers` are class names and a model type, the first that transformers knows counts; `rename` is what
+    transformers renames checkpoint tensors to.
+    """
+    declared = (get_checkpoint_conversion_mapping(identifier) for identifier in identifiers)
+    rules = [rule for rule in next(filter(None, declared), ()) if isinstance(rule, WeightConverter)]
+    renamed = {rename(name): name for name in available}
+    found: dict[str, Source] = {}
+    for name in wanted:
+        sources = (source for rule in rules for source in _sources(name, rule) if set(source.names) <= renamed.keys())
+        if (source := next(sources, None)) is not None:
+            names = tuple(renamed[each] for each in source.names)
+            found[name] = Source(names, source.dim, source.index, source.parts)
+    return found
+
+
+def _sources(name: str, rule: WeightConverter) -> Iterator[Source]:
+    """Yield where a rule would take a parameter from; nothing for rules of other kinds."""
+    if len(rule.operations) != 1:
+        return
+    (operation,), sources, targets = rule.operations, rule.source_patterns, rule.target_patterns
+    plain = isinstance(operation, Chunk | Concatenate) and getattr(operation, "num_shards_attribute", None) is None
+    if not plain or any("*" in pattern for pattern in (*sources, *targets)):
+        return
+    for index, target in enumerate(targets):
+        if not name.endswith(target):
+            continue
+        names = tuple(name.removesuffix(target) + source for source in sources)
+        if isinstance(operation, Concatenate) and len(targets) == 1:
+            yield Source(names, operation.dim)
+        elif isinstance(operation, Chunk) and len(sources) == 1:
+            yield Source(names, operation.dim, index, len(targets))

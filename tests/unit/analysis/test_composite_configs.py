@@ -1,0 +1,51 @@
+"""Small configs of composites, and which parts of a composite are not its text model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from onboard.analysis.composite import is_under
+from onboard.analysis.tiny import VOCABULARY, build_tiny, tiny_config
+from onboard.errors import OnboardError
+from onboard.graph.architecture import causal_lm_class, decoder_config
+
+
+def test_tokens_for_images_keep_their_side_of_the_vocabulary_and_stay_distinct() -> None:
+    config: Any = AutoConfig.for_model("gemma3n")
+    small: Any = tiny_config(config)
+    names = [key for key in config.to_dict() if key.endswith("_token_id") and isinstance(getattr(config, key), int)]
+    inside = {key for key in names if getattr(config, key) < config.text_config.vocab_size}
+    assert {key for key in names if getattr(small, key) < VOCABULARY} == inside
+    assert len({getattr(small, key) for key in names}) == len({getattr(config, key) for key in names})
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "qwen2_5_vl", "granite_docling", "phi4_multimodal"])
+def test_towers_are_small_and_fit_the_text_model(model_type: str) -> None:
+    model: Any = build_tiny(AutoConfig.for_model(model_type))
+    assert sum(parameter.numel() for parameter in model.parameters()) < 2e7
+
+
+def test_channels_are_shared_out_to_the_axes_of_positions() -> None:
+    small: Any = tiny_config(AutoConfig.for_model("qwen2_5_vl"))
+    text = small.text_config
+    head_dim = text.hidden_size // text.num_attention_heads
+    assert sum(text.rope_parameters["mrope_section"]) == head_dim // 2
+
+
+def test_the_class_that_a_checkpoint_names_counts() -> None:
+    config: Any = AutoConfig.for_model("qwen3_5")
+    assert causal_lm_class(config).__name__ == "Qwen3_5ForCausalLM"
+    assert decoder_config(config) is config.text_config
+    config.architectures = ["Qwen3_5ForConditionalGeneration"]
+    assert causal_lm_class(config).__name__ == "Qwen3_5ForConditionalGeneration"
+    assert decoder_config(config) is config
+    with pytest.raises(OnboardError, match="clip is not a causal language model"):
+        causal_lm_class(AutoConfig.for_model("clip"))
+
+
+def test_a_part_is_told_from_one_whose_name_begins_alike() -> None:
+    assert is_under("model.visual.proj.weight", ["model.visual"])
+    assert not is_under("model.visual_norm.weight", ["model.visual"])

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.core_model_loading import Chunk, Concatenate, Transpose, WeightConverter, WeightRenaming
+
+from onboard.graph import converted_weights
+from onboard.graph.converted_weights import Source, converted
+
+
+@pytest.fixture
+def rules(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    declared: list[object] = [
+        WeightRenaming("old", "new"),
+        WeightConverter("attn.qk.weight", ["attn.q.weight", "attn.k.weight"], operations=[Chunk(dim=0)]),
+        WeightConverter(["q_conv.weight", "k_conv.weight"], "conv.weight", operations=[Concatenate(dim=0)]),
+        WeightConverter("turned.weight", "other.weight", operations=[Transpose(0, 1)]),
+    ]
+    found = {"known": declared}
+    monkeypatch.setattr(converted_weights, "get_checkpoint_conversion_mapping", found.get)
+    return declared
+
+
+def test_what_transformers_makes_of_other_tensors_is_found(rules: list[object]) -> None:
+    available = ["h.0.attn.qk.weight", "h.0.q_conv.weight", "h.0.k_conv.weight", "h.1.q_conv.weight", "turned.weight"]
+    wanted = ["h.0.attn.k.weight", "h.0.conv.weight", "h.1.conv.weight", "other.weight", "h.2.attn.q.weight"]
+    assert converted(wanted, available, ["NoSuchClass", "known"]) == {
+        "h.0.attn.k.weight": Source(("h.0.attn.qk.weight",), 0, 1, 2),
+        "h.0.conv.weight": Source(("h.0.q_conv.weight", "h.0.k_conv.weight"), 0),
+    }
+    assert converted(wanted, available, ["unknown"]) == {}
+
+
+def test_names_are_renamed_first(rules: list[object]) -> None:
+    found = converted(["new.attn.q.weight"], ["old.attn.qk.weight"], ["known"], lambda name: name.replace("old", "new"))
+    assert found == {"new.attn.q.weight": Source(("old.attn.qk.weight",), 0, 0, 2)}
+
+
+def test_values_are_those_of_transformers_operations(rules: list[object]) -> None:
+    whole = torch.randn(6, 3)
+    targets = ["attn.q.weight", "attn.k.weight"]
+    expected = Chunk(dim=0).convert({"x": whole}, ["x"], targets)
+    for index, target in enumerate(targets):
+        assert torch.equal(Source(("x",), 0, index, 2).of([whole]), expected[target])
+    parts = [torch.randn(2, 3), torch.randn(4, 3)]
+    joined = Concatenate(dim=0).convert({"a": parts[0], "b": parts[1]}, ["a", "b"], ["y"])
+    assert torch.equal(Source(("a", "b")).of(parts), joined["y"])

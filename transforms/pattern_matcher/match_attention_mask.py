@@ -1,0 +1,33 @@
+"""Turn masks of canonical attention that are causal, or a band, into its own arguments."""
+
+from __future__ import annotations
+
+from torch import fx, nn
+
+from onboard.graph.attention import ATTENTION, MaskReader, rewrite_attention
+from onboard.graph.context import TransformContext
+from onboard.graph.fx import arguments, nodes_of, replace_with
+from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+
+
+@register_transform("match_attention_mask")
+class MatchAttentionMask(BaseTransform[TransformConfig]):
+    """Attention over pages knows positions only: a table of which keys a query sees has to become a window."""
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        """Rewrite each causal call whose mask says no more than positions do."""
+        assert isinstance(gm, fx.GraphModule)
+        masks = MaskReader(gm)
+        matches = 0
+        for node in nodes_of(gm, ATTENTION):
+            found = arguments(node)
+            if found["attn_mask"] is None or not found["is_causal"]:
+                continue
+            read = masks.read(found["attn_mask"])
+            if read["attn_mask"] is not None:
+                continue
+            windows = [window for window in (found["sliding_window"], read["sliding_window"]) if window is not None]
+            window = min(windows, default=None)
+            replace_with(node, rewrite_attention(gm, node, attn_mask=None, sliding_window=window))
+            matches += 1
+        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
