@@ -121,7 +121,7 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
         case Config(expr=expr, obj=obj):
             if attr in CONFIG_FACTS:
                 return _config_fact(attr, expr, obj, frame)
-            if isinstance(part := getattr(obj, attr, None), PretrainedConfig):
+            if isinstance(part := vars(obj).get(attr), PretrainedConfig):  # a layer's own fields are no attributes
                 return Config(attribute(expr, attr), part)
             return Code(attribute(expr, attr), static=True)
         case Global(obj=obj, expr=expr):
