@@ -14,6 +14,7 @@ from transformers.modeling_utils import AttentionInterface as HFAttentionInterfa
 from transformers.utils import ModelOutput
 
 from onboard.codegen.translate import causal, folded
+from onboard.codegen.translate.holes import fill
 from onboard.codegen.translate.values import (
     KEYS,
     NONE,
@@ -37,7 +38,6 @@ from onboard.codegen.translate.values import (
     Value,
     attribute,
     constant,
-    fill,
     name,
     residual,
 )

@@ -15,7 +15,7 @@ import torch
 
 import onboard.ops  # noqa: F401
 from onboard.analysis.biases import deviation
-from onboard.codegen.translate.calls import Args
+from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.values import Code, Config, Mask, Untranslatable, Value, name
