@@ -47,15 +47,9 @@ def _config_reused(subject: Subject) -> Outcome:
     copies = [
         node
         for name, node in subject.model.classes().items()
-        if not _is_own_config(subject, name)
         if name.endswith("Config") or any("Config" in ast.unparse(base) for base in node.bases)
     ]
     return forbid(subject.model, copies)
-
-
-def _is_own_config(subject: Subject, class_name: str) -> bool:
-    """Whether a class is written anew because the repository's is code to be trusted."""
-    return subject.spec.repository is not None and class_name == subject.spec.config_class
 
 
 def _no_dead_definitions(subject: Subject) -> Outcome:
@@ -66,8 +60,7 @@ def _no_dead_definitions(subject: Subject) -> Outcome:
 
 def _no_dead_attributes(subject: Subject) -> Outcome:
     source = subject.model
-    inside = subject.own_config_nodes
-    attributes = [node for node in source.all(ast.Attribute) if dotted(node.value) == "self" and id(node) not in inside]
+    attributes = [node for node in source.all(ast.Attribute) if dotted(node.value) == "self"]
     read = {node.attr for node in source.all(ast.Attribute) if isinstance(node.ctx, ast.Load)}
     written = [node for node in attributes if isinstance(node.ctx, ast.Store) and node.attr not in read]
     return forbid(source, written)

@@ -48,7 +48,10 @@ class Review:
 def review(model_file: Path, test_file: Path, spec: ModelSpec, root: Path | None = None) -> Review:
     """Review a model file and its test file; evidence shows paths relative to `root` (default: as given)."""
     base = root or Path()
-    subject = Subject(Source.load(model_file, base), Source.load(test_file, base), spec, model_file)
+    model = Source.load(model_file, base)
+    if spec.repository is not None:  # its config class is written anew, with all that its checkpoints' configs say
+        model = model.without_class(spec.config_class)
+    subject = Subject(model, Source.load(test_file, base), spec, model_file)
     return Review([_judge(item, subject) for item in CHECKLIST])
 
 

@@ -35,6 +35,11 @@ class Source:
         except SyntaxError as error:
             raise OnboardError(f"{shown}:{error.lineno}: {error.msg}", hint="Generate the file again") from error
 
+    def without_class(self, name: str) -> Source:
+        """Return the file as it would be without a top-level class; lines keep their numbers."""
+        body = [node for node in self.tree.body if not (isinstance(node, ast.ClassDef) and node.name == name)]
+        return Source(self.path, self.text, ast.Module(body, []))
+
     @cached_property
     def lines(self) -> list[str]:
         """The lines of the file."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,14 +32,6 @@ class Subject:
     def blocks(self, *kinds: str) -> list[Block]:
         """Return the spec's blocks of these kinds."""
         return [block for block in self.spec.blocks if block.kind in kinds]
-
-    @cached_property
-    def own_config_nodes(self) -> set[int]:
-        """The ids of the nodes of the config class that the file defines in place of the repository's."""
-        if self.spec.repository is None:
-            return set()
-        node = self.model.classes().get(self.spec.config_class)
-        return {id(part) for part in ast.walk(node)} if node is not None else set()
 
     @cached_property
     def expected_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -22,13 +22,13 @@ from torch.export import Dim
 
 from onboard import modeling
 from onboard.analysis.composite import is_under
+from onboard.analysis.counterparts import counterparts
 from onboard.analysis.recorder import ModuleCall, first_tensor, modules_recorded, rmse_ratio
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny import build_tiny, load_config, one_line, prompt, prompts, randomize
 from onboard.errors import OnboardError
 from onboard.graph.expert_weights import separate_experts
 from onboard.ops.rope import complex_freqs
-from onboard.testing.calls import counterparts
 
 TOLERANCE = 1e-5
 """Largest rmse(actual - expected) / rmse(expected), float32."""

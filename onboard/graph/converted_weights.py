@@ -25,7 +25,9 @@ class Source:
     def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the parameter, given the tensors of `names`."""
         whole = tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim=self.dim)
-        return torch.chunk(whole, self.parts, dim=self.dim)[self.index]
+        return (
+            whole if self.parts == 1 else torch.chunk(whole, self.parts, dim=self.dim)[self.index]
+        )  # it may be a scalar
 
 
 def converted(

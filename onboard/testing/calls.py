@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from onboard.analysis.counterparts import counterparts
 from onboard.ops.rope import complex_freqs
 
 
@@ -68,23 +69,6 @@ def alibi_slopes(bias: torch.Tensor) -> torch.Tensor:
     lengths = (n for n in range(1, len(steps) + 1) if len(steps) % n == 0)
     heads = next(n for n in lengths if (steps.view(-1, n) == steps[:n]).all())
     return steps[:heads]
-
-
-def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
-    """Return which of `expected` each of `actual` stands for, in order.
-
-    One that is left out (attention's weights, before what an indexer chose) has another shape than its follower.
-    """
-    found: list[Any] = []
-    rest = list(expected)
-    for index, ours in enumerate(actual):
-        spare = len(rest) - (len(actual) - index)
-        shapes = [getattr(item, "shape", None) for item in rest[: spare + 1]]
-        own = getattr(ours, "shape", None)
-        skipped = shapes.index(own) if own in shapes else 0
-        found.append(rest[skipped])
-        rest = rest[skipped + 1 :]
-    return found
 
 
 def _for_each_row(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:

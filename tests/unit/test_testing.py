@@ -13,6 +13,7 @@ from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
+from onboard.analysis.counterparts import counterparts
 from onboard.testing import (
     Call,
     assert_rmse_close,
@@ -25,7 +26,6 @@ from onboard.testing import (
     record_calls,
     rmse_ratio,
 )
-from onboard.testing.calls import counterparts
 
 CONFIG = LlamaConfig(
     hidden_size=32,

@@ -6,7 +6,10 @@
 | `frame.py` | a function under evaluation: its variables and what is left of it |
 | `evaluate.py`, `execute.py`, `assign.py` | expressions, statements, assignments |
 | `comprehensions.py`, `lists.py` | comprehensions and loops' variables; lists that loops fill |
-| `calls.py` | calls: of modules, helpers, tensor methods, builtins |
+| `calls.py`, `args.py` | calls of modules and helpers, with their arguments |
+| `tensor_methods.py`, `builtin_calls.py` | calls of tensors' methods and of Python's own functions |
+| `inline.py`, `supers.py` | functions that come down to an expression; what a class has from its bases |
+| `items.py`, `env.py`, `holes.py` | items and slices; a function's variables; how results are put together |
 | `objects.py` | namespaces and attributes; transformers' masks, outputs, attention dispatch |
 | `canonical.py`, `blocks.py` | what has a canonical form: attention and RoPE; norms and rotary embeddings |
 | `scores.py` | attention that modeling code writes out |

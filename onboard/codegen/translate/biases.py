@@ -27,7 +27,7 @@ from onboard.codegen.translate.values import (
 )
 
 if TYPE_CHECKING:
-    from onboard.codegen.translate.calls import Args
+    from onboard.codegen.translate.args import Args
     from onboard.codegen.translate.frame import Frame
 
 _SHAPES = {"view", "reshape", "repeat", "expand", "squeeze", "unsqueeze", "contiguous", "to", "float", "type_as"}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections import UserDict
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,29 +17,25 @@ from onboard.codegen.translate import (
     canonical,
     causal,
     composite,
-    folded,
     latent,
     objects,
     recurrent,
     scores,
 )
+from onboard.codegen.translate.args import Args, plain_call
+from onboard.codegen.translate.builtin_calls import BUILTINS
+from onboard.codegen.translate.tensor_methods import tensor_method
 from onboard.codegen.translate.values import (
-    CHANNELS,
-    KEYS,
     NONE,
-    POSITIONS,
     SHARED,
-    UPCAST,
     ZEROS,
     AttentionInterface,
     Choice,
     Code,
     Config,
-    Folded,
     Global,
     Instance,
     Items,
-    KeyBias,
     Known,
     Made,
     Mapping,
@@ -54,7 +49,6 @@ from onboard.codegen.translate.values import (
     Untranslatable,
     Value,
     attribute,
-    is_static,
     name,
     residual,
     same,
@@ -63,37 +57,9 @@ from onboard.codegen.translate.values import (
 if TYPE_CHECKING:
     from onboard.codegen.translate.frame import Frame
 
-_POINTWISE = {"to", "float", "type", "type_as", "half", "bfloat16", "sigmoid", "tanh", "abs", "neg", "clamp"}
-_ALONG_LAST = {"chunk", "split", "mean", "sum", "norm", "softmax"}
 _OF_MASKS = {"to", "bool", "type", "contiguous"}
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _IDENTITIES = (nn.Dropout, nn.Identity)
-
-
-@dataclass
-class Args:
-    """Evaluated arguments; `*opaque` parts stay code."""
-
-    positional: list[Value]
-    keywords: dict[str, Value]
-    stars: list[int]
-    """Positions of arguments that are written with a star."""
-
-    def static(self) -> bool:
-        """Whether all are static."""
-        return all(map(is_static, (*self.positional, *self.keywords.values())))
-
-    def known(self) -> bool:
-        """Whether all are constants."""
-        return all(isinstance(value, Known) for value in (*self.positional, *self.keywords.values()))
-
-    def code(self) -> tuple[list[ast.expr], list[ast.keyword]]:
-        """Return the arguments as code."""
-        positional = [
-            ast.Starred(residual(value), ast.Load()) if index in self.stars else residual(value)
-            for index, value in enumerate(self.positional)
-        ]
-        return positional, [ast.keyword(key, residual(value)) for key, value in self.keywords.items()]
 
 
 def evaluate_call(node: ast.Call, frame: Frame) -> Value:
@@ -166,12 +132,6 @@ def _chosen(choice: Choice, args: Args, frame: Frame) -> Value:
     return Code(expr)
 
 
-def plain_call(function: ast.expr, args: Args, static: bool = False) -> Code:
-    """Return a call that stays as it is."""
-    positional, keywords = args.code()
-    return Code(ast.Call(function, positional, keywords), static)
-
-
 def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
     match owner:
         case Self():
@@ -183,7 +143,7 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
         case Mask() if attr == "get":
             return owner  # one of a dict of masks
         case Code():
-            return _tensor_method(owner, attr, args)
+            return tensor_method(owner, attr, args)
         case Known(value=value) if args.known():
             return Known(getattr(value, attr)(*(item.value for item in args.positional)))  # type: ignore[attr-defined]
         case Global() if objects.is_attention_dispatch(owner) and attr in ("get_interface", "get"):
@@ -202,98 +162,6 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             frame.emit(ast.Expr(plain_call(attribute(residual(owner), attr), args).expr))
             return NONE
     return call_value(objects.get_attribute(owner, attr, frame), args, frame)
-
-
-def _tensor_method(owner: Code, attr: str, args: Args) -> Value:
-    """Return a tensor method's result; a transposition of heads and sequence is put off as long as it can be."""
-    if isinstance(owner, scores.Scores):
-        bare = plain_call(attribute(owner.expr, attr), _without_masks(args))
-        if (found := scores.method(owner, attr, args, bare.expr)) is not None:
-            return found
-    if isinstance(owner, Folded) and (changed := folded.method(owner, attr, args)) is not None:
-        return changed
-    if attr == "masked_fill" and type(args.positional[0]) is Mask and not owner.static:
-        return causal.filled(owner, residual(args.positional[1]))
-    if isinstance(owner, KeyBias):
-        return _bias_method(owner, attr, args)
-    if owner.form == KEYS and (keys := biases.key_method(owner, attr, args)) is not None:
-        return keys
-    if (apart := folded.fold(owner, attr, args)) is not None:
-        return apart
-    known = [value.value for value in args.positional if isinstance(value, Known)]
-    if (attr == "float" or (attr == "to" and _is_float32(args))) and owner.form is None and not owner.static:
-        return replace(_cast(owner, attr, args), form=UPCAST)
-    swaps = attr == "transpose" and sorted(map(str, known)) == ["1", "2"]
-    if swaps and not owner.static and owner.form != CHANNELS:
-        return Code(owner.expr, transposed=not owner.transposed)
-    if owner.form == POSITIONS and (
-        attr in ("expand", "long", "to", "repeat") or (attr == "unsqueeze" and known == [0])
-    ):
-        return owner
-    if attr == "permute" and known == [0, 2, 1, 3] and len(args.positional) == 4:
-        return Code(owner.expr, transposed=not owner.transposed)
-    if attr in ("view", "reshape") and (swapped := _single_head(owner, attr, args)) is not None:
-        return swapped
-    if attr == "contiguous" and (owner.transposed or _is_reshaped(owner.expr)):
-        return owner
-    if attr == "to" and len(args.positional) == 1 and not args.keywords and _is_device(args.positional[0]):
-        return owner
-    if owner.transposed and (attr in _POINTWISE or (attr in _ALONG_LAST and _last_dim(args))):
-        called = plain_call(attribute(owner.expr, attr), args)
-        return Code(called.expr, transposed=True)
-    if owner.transposed and attr == "view":
-        attr = "reshape"  # a transposed tensor has no view of another shape
-    return plain_call(attribute(residual(owner), attr), args, owner.static and args.static())
-
-
-def _without_masks(args: Args) -> Args:
-    unmasked = [item for item in args.positional if not isinstance(item, Mask)]
-    return Args(unmasked, args.keywords, args.stars)
-
-
-def _bias_method(owner: KeyBias, attr: str, args: Args) -> Value:
-    if attr == "baddbmm":
-        first, second = (args.keywords.get(key) or args.positional[i] for i, key in enumerate(("batch1", "batch2")))
-        if (added := scores.added(owner, first, second, args.keywords)) is not None:
-            return added
-    if not biases.method(attr):
-        raise Untranslatable(f"a bias of positions and its {attr}")
-    return owner
-
-
-def _is_float32(args: Args) -> bool:
-    return (
-        len(args.positional) == 1 and isinstance(args.positional[0], Global) and args.positional[0].obj is torch.float32
-    )
-
-
-def _cast(owner: Code, attr: str, args: Args) -> Code:
-    return Code(plain_call(attribute(owner.expr, attr), args).expr, transposed=owner.transposed)
-
-
-def _single_head(owner: Code, attr: str, args: Args) -> Code | None:
-    """Return `x.view(batch, 1, sequence, size)` as the transposed `x.view(batch, sequence, 1, size)`."""
-    match args.positional:
-        case [batch, Known(value=1) as head, sequence, size] if not owner.transposed and not args.keywords:
-            turned = Args([batch, sequence, head, size], {}, [])
-            return Code(plain_call(attribute(owner.expr, attr), turned).expr, transposed=True)
-    return None
-
-
-def _is_device(value: Value) -> bool:
-    """Whether a value is no device or a tensor's: the model lies on one, so that moving changes nothing."""
-    if isinstance(value, Known):
-        return value.value is None
-    return isinstance(value, Code) and isinstance(value.expr, ast.Attribute) and value.expr.attr == "device"
-
-
-def _is_reshaped(expr: ast.expr) -> bool:
-    return isinstance(expr, ast.Call) and isinstance(expr.func, ast.Attribute) and expr.func.attr == "reshape"
-
-
-def _last_dim(args: Args) -> bool:
-    dim = args.keywords.get("dim", args.positional[-1] if args.positional else NONE)
-    return isinstance(dim, Known) and dim.value == -1
 
 
 def _mapping_method(owner: Mapping, attr: str, args: Args, frame: Frame) -> Value:
@@ -334,7 +202,7 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return keys
     if obj is is_torchdynamo_compiling:
         return Known(True)  # generated code is made for export
-    if (handler := _BUILTINS.get(obj) if isinstance(obj, type) or callable(obj) else None) is not None:
+    if (handler := BUILTINS.get(obj) if isinstance(obj, type) or callable(obj) else None) is not None:
         return handler(expr, args, frame)
     if getattr(obj, "__module__", None) == "transformers.initialization":
         return NONE  # weights come from a checkpoint
@@ -405,108 +273,3 @@ def _module_list(expr: ast.expr, args: Args) -> Value:
             elements = ast.List([residual(item) for item in items], ast.Load())
             return ModuleList(made, ast.Call(expr, [elements], []))
     raise Untranslatable("a ModuleList of unknown modules")
-
-
-def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
-    value, classes = args.positional
-    match value, classes:
-        case Known(value=known), Global(obj=cls):
-            return Known(isinstance(known, cls))
-        case Known(value=known), Items(items=options) if all(isinstance(item, Global) for item in options):
-            return Known(isinstance(known, tuple(item.obj for item in options if isinstance(item, Global))))
-        case Mapping(), Global(obj=cls):
-            return Known(cls is dict)
-        case Items(), Global(obj=cls):
-            return Known(cls in (tuple, list))
-        case Mask(), _:
-            return Known(False)
-        case Code(static=False), Global(obj=cls):
-            return Known(cls is torch.Tensor)
-        case Code(static=False), Items(items=options):
-            return Known(any(isinstance(item, Global) and item.obj is torch.Tensor for item in options))
-    return plain_call(expr, args, args.static())
-
-
-def _getattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
-    owner, key, *default = args.positional
-    if not (isinstance(key, Known) and isinstance(key.value, str)):
-        if isinstance(owner, Self):
-            raise Untranslatable("an attribute with a computed name")
-        return plain_call(expr, args, args.static())
-    if isinstance(owner, Config):
-        if objects.declares(owner.obj, key.value) or key.value in objects.CONFIG_FACTS:
-            return objects.get_attribute(owner, key.value, frame)
-        return plain_call(expr, args, True)
-    if isinstance(owner, Self) and frame.cls is not None and not frame.cls.has(key.value) and default:
-        return default[0]
-    return objects.get_attribute(owner, key.value, frame)
-
-
-def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
-    match args.positional:
-        case [Config(obj=config), Known(value=str() as key)] if objects.declares(config, key):
-            return Known(True)
-        case [Self(), Known(value=str() as key)] if frame.cls is not None and key not in frame.cls.sometimes:
-            return Known(frame.cls.has(key))
-        case [Self(), Known(value=str())]:
-            return plain_call(expr, args, static=True)
-    return plain_call(expr, args, args.static())
-
-
-def _len(expr: ast.expr, args: Args, frame: Frame) -> Value:
-    match args.positional:
-        case [Items() | Mapping() as value]:
-            return Known(len(value.items))
-    return _fold(len)(expr, args, frame)
-
-
-def _listing(kind: type) -> Callable[[ast.expr, Args, Frame], Value]:
-    def handle(expr: ast.expr, args: Args, frame: Frame) -> Value:
-        match args.positional:
-            case []:
-                return Items(())
-            case [Items()]:
-                return args.positional[0]
-        return plain_call(expr, args, args.static())
-
-    return handle
-
-
-def _smallest(expr: ast.expr, args: Args, frame: Frame) -> Value:
-    """Return `min(a, b)`; of sizes that are symbols in an exported graph it must not compare them."""
-    if len(args.positional) == 2 and not args.static():
-        return plain_call(attribute(name("torch"), "sym_min"), args)
-    return _fold(min)(expr, args, frame)
-
-
-def _dict(expr: ast.expr, args: Args, frame: Frame) -> Value:
-    base = args.positional[0] if args.positional else Mapping({})
-    if not isinstance(base, Mapping):
-        raise Untranslatable("dict() of an unknown value")
-    return Mapping({**base.items, **args.keywords})
-
-
-def _fold(function: Callable[..., Any]) -> Callable[[ast.expr, Args, Frame], Value]:
-    def handle(expr: ast.expr, args: Args, frame: Frame) -> Value:
-        if args.known():
-            keywords = {key: value.value for key, value in args.keywords.items()}  # type: ignore[attr-defined]
-            return Known(function(*(value.value for value in args.positional), **keywords))  # type: ignore[attr-defined]
-        return plain_call(expr, args, args.static())
-
-    return handle
-
-
-_BUILTINS: dict[Any, Callable[[ast.expr, Args, Frame], Value]] = {
-    isinstance: _isinstance,
-    getattr: _getattr,
-    hasattr: _hasattr,
-    len: _len,
-    tuple: _listing(tuple),
-    list: _listing(list),
-    dict: _dict,
-    super: lambda expr, args, frame: Super(),
-    print: lambda expr, args, frame: NONE,
-    **{item: _fold(item) for item in (int, float, str, bool, max, abs, round, slice)},
-    min: _smallest,
-    **{item: lambda expr, args, frame: plain_call(expr, args, args.static()) for item in (range, set, sorted, sum)},
-}

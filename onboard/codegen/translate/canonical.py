@@ -30,7 +30,7 @@ from onboard.codegen.translate.values import (
 )
 
 if TYPE_CHECKING:
-    from onboard.codegen.translate.calls import Args
+    from onboard.codegen.translate.args import Args
 
 NORMS = (nn.LayerNorm,)
 """PyTorch's norms that generated files have a subclass of, of the same name, which calls the canonical op."""

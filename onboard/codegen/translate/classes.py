@@ -18,10 +18,12 @@ from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny import counts_positions
-from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects, unrun
-from onboard.codegen.translate.calls import Args, call_value, plain_call
+from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects, supers, unrun
+from onboard.codegen.translate.args import Args, plain_call
+from onboard.codegen.translate.calls import call_value
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
+    all_bound,
     as_parameters,
     bind,
     default_fact,
@@ -29,8 +31,11 @@ from onboard.codegen.translate.facts import (
     fact_of,
     join_facts,
     same_fact,
+    sets_attributes,
 )
 from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.holes import fill
+from onboard.codegen.translate.inline import absent, call_autograd, defaults, inline
 from onboard.codegen.translate.results import (
     finish_returns,
     given_back,
@@ -39,15 +44,13 @@ from onboard.codegen.translate.results import (
     same_code_of,
     with_logits_alone,
 )
-from onboard.codegen.translate.state import ClassState, Routine
+from onboard.codegen.translate.state import ClassState, Restart, Routine
+from onboard.codegen.translate.supers import execute_inside, looked_up
 from onboard.codegen.translate.values import (
     CHANNELS,
     NONE,
-    POSITIONS,
-    ROWS,
     Code,
     Config,
-    Env,
     Instance,
     Known,
     Made,
@@ -59,17 +62,11 @@ from onboard.codegen.translate.values import (
     Untranslatable,
     Value,
     attribute,
-    call,
-    fill,
     name,
     passed,
     residual,
     untransposed,
 )
-
-
-class Restart(Exception):
-    """Facts grew: what was translated with the old ones is void."""
 
 
 class Translator:
@@ -253,7 +250,7 @@ class Translator:
         self._share_parameters(states, attr, routines, args)
         keeps_order = attr == "forward" and self._keeps_order(own, args)
         function = module.expr if attr == "forward" else attribute(module.expr, attr)
-        results = [self._result(function, r, _all_bound(r.node, args), keeps_order) for r in routines]
+        results = [self._result(function, r, all_bound(r.node, args), keeps_order) for r in routines]
         if not all(same_call(results[0], result) for result in results):
             if (plain := same_code_of(results)) is not None:
                 return plain
@@ -278,7 +275,7 @@ class Translator:
                 return Code(ast.Call(module.expr, [only.expr], []), transposed=True)  # a norm of the last dimension
         called = plain_call(module.expr, args)
         if all(issubclass(cls, nn.Embedding) for cls in module.classes):
-            return _looked_up(called, args)
+            return looked_up(called, args)
         return replace(called, form=CHANNELS) if set(module.classes) == {nn.Conv1d} else called
 
     def _keeps_order(self, module: Instance, args: Args) -> bool:
@@ -308,8 +305,8 @@ class Translator:
             return NONE  # checks and bookkeeping of transformers' base class
         if found[0].__module__.startswith("torch."):
             return plain_call(attribute(name("self"), attr), args)
-        if frame.kind == "init" and _sets_attributes(found[1]):
-            self._execute_inside(*found, args, frame)
+        if frame.kind == "init" and sets_attributes(found[1]):
+            execute_inside(self, *found, args, frame)
             return NONE
         routine = self._method(state, attr, args)
         if not routine.body:
@@ -329,41 +326,12 @@ class Translator:
         return NONE
 
     def call_super(self, attr: str, args: Args, frame: Frame) -> Value:
-        """Return `super().attr(...)`; the bases that the generated class does not have are written into it."""
-        assert frame.cls is not None
-        if attr != "__init__":
-            called = plain_call(attribute(call(name("super")), attr), args)
-            return _looked_up(called, args) if issubclass(frame.cls.cls, nn.Embedding) else called
-        mro = frame.cls.cls.__mro__
-        rest = mro[mro.index(frame.owner) + 1 :] if frame.owner in mro else mro
-        base = next(cls for cls in rest if "__init__" in vars(cls))
-        if self.translates(base) and base.__module__ not in (
-            "transformers.modeling_utils",
-            "transformers.modeling_layers",
-        ):
-            found = find_method(base, "__init__")
-            assert found is not None
-            self._execute_inside(*found, args, frame)
-            return NONE
-        arguments = args if base.__module__.startswith("torch.") and base is not nn.Module else Args([], {}, [])
-        frame.emit(ast.Expr(plain_call(attribute(call(name("super")), "__init__"), arguments).expr))
-        configs = [value for value in args.positional if isinstance(value, Config)]
-        if configs and base.__module__ == "transformers.modeling_utils":
-            frame.emit(ast.Assign([ast.Attribute(name("self"), "config", ast.Store())], configs[0].expr))
-            frame.env.values["self.config"] = configs[0]
-        return NONE
+        """Return `super().attr(...)`."""
+        return supers.call_super(self, attr, args, frame)
 
-    def _execute_inside(self, owner: type, node: ast.FunctionDef, args: Args, frame: Frame) -> None:
-        """Write what a method does into the `__init__` that calls it."""
-        bound, rest = bind(node, args, method=True)
-        inner = Frame(self, module_source(owner.__module__), "init", frame.cls, owner, out=frame.out)
-        inner.env = Env({key: value for key, value in frame.env.values.items() if key.startswith("self.")})
-        inner.env.values["self"] = Self()
-        inner.env.values.update(_defaults(node, inner) | bound | rest)
-        if node.args.kwarg is not None:
-            inner.env.values[node.args.kwarg.arg] = Mapping(rest)
-        execute(node.body, inner)
-        frame.env.values.update({key: value for key, value in inner.env.values.items() if key.startswith("self.")})
+    def call_autograd(self, cls: type, args: Args, frame: Frame) -> Value:
+        """Return `cls.apply(...)`."""
+        return call_autograd(self, cls, args, frame)
 
     def call_function(self, function: Any, args: Args, frame: Frame) -> Value:
         """Return a helper's result: inline when it comes down to an expression, else as a call of its translation."""
@@ -373,7 +341,7 @@ class Translator:
         node = source.functions.get(function.__name__)
         if node is None:
             raise Untranslatable(f"the helper {function.__name__}")
-        inlined = self._inline(node, source, args, frame.cls or frame.caller)
+        inlined = inline(self, node, source, args, frame.cls or frame.caller)
         if inlined is not None:
             return inlined
         key = function.__name__
@@ -383,30 +351,6 @@ class Translator:
             inner = Frame(self, source, "function")
             self.functions[key] = self._routine(node, inner, self.facts["function", key])
         return self._result(name(key), self.functions[key], bound, False)
-
-    def call_autograd(self, cls: type, args: Args, frame: Frame) -> Value:
-        """Return `cls.apply(...)` of a function with a derivative of its own: what its forward computes."""
-        found = find_method(cls, "forward")
-        if found is None:
-            raise Untranslatable(f"{cls.__name__}.apply")
-        given = Args([NONE, *args.positional], args.keywords, args.stars)  # no context to save anything in
-        result = self._inline(found[1], module_source(found[0].__module__), given, frame.cls or frame.caller)
-        if result is None:
-            raise Untranslatable(f"{cls.__name__}.forward")
-        return result
-
-    def _inline(
-        self, node: ast.FunctionDef, source: ModuleSource, args: Args, caller: ClassState | None
-    ) -> Value | None:
-        bound, rest = bind(node, args, method=False)
-        inner = Frame(self, source, "function", caller=caller)
-        inner.env.values.update(_defaults(node, inner) | bound | rest)
-        try:
-            execute(node.body, inner)
-        except Untranslatable:
-            return None
-        others = [statement for statement in inner.out if not isinstance(statement, ast.Return)]
-        return inner.returns[0][1] if not others and len(inner.returns) == 1 else None
 
     def _evaluate_init(self, state: ClassState) -> None:
         found = find_method(state.cls, "__init__")
@@ -419,7 +363,7 @@ class Translator:
         frame = Frame(self, module_source(owner.__module__), "init", state, owner)
         frame.env.values["self"] = Self()
         facts = self.facts["init", state.cls.__qualname__]
-        frame.env.values.update(_defaults(node, frame) | as_parameters(facts))
+        frame.env.values.update(defaults(node, frame) | as_parameters(facts))
         if not (recognised := self.recognised.get(state.cls.__name__)) or not recognised.own_init:
             execute(node.body, frame)
         prefix = "self."
@@ -450,7 +394,7 @@ class Translator:
         return state.methods[attr]
 
     def _routine(self, node: ast.FunctionDef, frame: Frame, facts: dict[str, Value]) -> Routine:
-        frame.env.values.update(_defaults(node, frame) | as_parameters(facts))
+        frame.env.values.update(defaults(node, frame) | as_parameters(facts))
         if node.args.kwarg is not None:
             named = {item.arg for item in (*node.args.args, *node.args.kwonlyargs)}
             extra = {key: value for key, value in as_parameters(facts).items() if key not in named}
@@ -478,7 +422,7 @@ class Translator:
             return in_terms_of(routine.given, bound)
         arguments = []
         for key in routine.omitting(bound):
-            value = bound[key] if key in bound else self._absent(routine, key)
+            value = bound[key] if key in bound else absent(routine, key, self.counts_positions)
             arguments.append(passed(untransposed(value) if keeps_order else value, routine.facts.get(key)))
         called = ast.Call(function, arguments, [])
         if routine.holes > 1:
@@ -486,13 +430,6 @@ class Translator:
         if routine.holes == 0:
             return routine.shape
         return fill(routine.shape, [Code(called, transposed=keeps_order)])
-
-    def _absent(self, routine: Routine, key: str) -> Value:
-        """Return what a call that leaves a parameter out passes for it."""
-        if key == "position_ids" and self.counts_positions:
-            return Code(name("position_ids"))
-        default = default_nodes(routine.node).get(key)
-        return NONE if default is None else default_fact(default)
 
     def _learn(self, key: tuple[str, str], node: ast.FunctionDef, bound: dict[str, Value], translated: bool) -> None:
         """Join what a use passes into the facts of a function; a parameter that a use leaves out has its default."""
@@ -507,30 +444,3 @@ class Translator:
             self.facts[key] = joined
             if translated:
                 raise Restart
-
-
-def _looked_up(called: Code, args: Args) -> Code:
-    """Return what an embedding gives, known as rows of a table of positions where it is that."""
-    match args.positional:
-        case [Code(form=str() as form)] if form == POSITIONS:
-            return replace(called, form=ROWS)
-    return called
-
-
-def _sets_attributes(node: ast.FunctionDef) -> bool:
-    """Whether a method works on `self` and returns nothing."""
-    inside = list(ast.walk(node))
-    stores = [item for item in inside if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Store)]
-    return bool(stores) and not any(isinstance(item, ast.Return) and item.value is not None for item in inside)
-
-
-def _all_bound(node: ast.FunctionDef, args: Args) -> dict[str, Value]:
-    """Return what a call of a forward passes, by name, `**kwargs` too."""
-    bound, rest = bind(node, args, method=True)
-    return rest | bound
-
-
-def _defaults(node: ast.FunctionDef, frame: Frame) -> dict[str, Value]:
-    from onboard.codegen.translate.evaluate import evaluate
-
-    return {key: evaluate(item, frame) for key, item in default_nodes(node).items()}

@@ -12,7 +12,7 @@ from onboard.codegen.translate.values import Config, Self, Value, attribute
 from onboard.graph import architecture
 
 if TYPE_CHECKING:
-    from onboard.codegen.translate.calls import Args
+    from onboard.codegen.translate.args import Args
     from onboard.codegen.translate.frame import Frame
 
 

@@ -6,12 +6,12 @@ import ast
 from collections.abc import Sequence
 
 from onboard.codegen.translate import dicts
+from onboard.codegen.translate.env import Env
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     MAYBE,
     Choice,
     Code,
-    Env,
     Instance,
     Items,
     Mask,

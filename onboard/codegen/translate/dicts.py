@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 
+from onboard.codegen.translate.env import Env
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.values import Env, Items, Known, Mapping, Value, residual
+from onboard.codegen.translate.values import Items, Known, Mapping, Value, residual
 
 
 def unrolled(node: ast.DictComp, frame: Frame) -> Mapping | None:

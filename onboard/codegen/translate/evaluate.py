@@ -12,18 +12,12 @@ from typing import Any
 from torch import nn
 
 from onboard.codegen.translate import biases, calls, causal, objects, scores
-from onboard.codegen.translate.activations import activation
 from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
 from onboard.codegen.translate.decisions import decided_here
 from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.items import item_of, slice_code
 from onboard.codegen.translate.values import (
-    CHUNKED,
-    COMPLEX,
-    MAYBE,
     NONE,
-    POSITIONS,
-    ROWS,
-    TRIANGLE,
     Choice,
     Code,
     Global,
@@ -36,7 +30,6 @@ from onboard.codegen.translate.values import (
     Mask,
     MaskMaker,
     ModuleList,
-    Output,
     PaddingMask,
     Result,
     Unread,
@@ -146,116 +139,14 @@ def _subscript(node: ast.Subscript, frame: Frame) -> Value:
         return owner
     if isinstance(node.slice, ast.Slice) and isinstance(owner, ModuleList):
         return _slice_modules(owner, node.slice, frame)
-    return _item(owner, evaluate(node.slice, frame), node, frame)
-
-
-def _item(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value:
-    match owner, index:
-        case Output(fields=fields), Known(value=int() | slice()):
-            given = Items(tuple(value for value in fields.values() if not same(value, NONE)))
-            return _item(given, index, node, frame)
-        case Mask(), _:
-            return owner  # one of a dict of masks
-        case Items(items=items), Known(value=int() as position):
-            return items[position]
-        case Items(items=items), Known(value=slice() as part):
-            return Items(items[part])
-        case Known(value=None), _:
-            raise Untranslatable(f"an item of None at {frame.source.location(node)}")
-        case Known(value=known), Known(value=key):
-            return Known(known[key])
-        case Global(obj=dict() as table), Code(static=True) if (found := activation(table, index, frame)) is not None:
-            return found
-        case Global(obj=dict() as table), Known(value=key) if "eager" in table and key not in table:
-            return Global(table["eager"], name(table["eager"].__name__))  # a table of attention classes
-        case Global(obj=dict() as table), Code(static=True) if choice := objects.choice(table, index, frame):
-            return choice
-        case Mapping(items=entries), Known(value=str() as key):
-            if key not in entries:
-                raise Untranslatable(f"the missing key {key!r} at {frame.source.location(node)}")
-            return entries[key]
-        case Mapping(items=entries), Code(static=True):
-            values = list(entries.values())
-            if values and all(same(value, values[0]) for value in values):
-                return values[0]
-            if values and all(isinstance(value, Mask) for value in values):
-                return PaddingMask()
-            if values and all(isinstance(value, MaskMaker) for value in values):
-                return MaskMaker(padding=True)
-        case Output(fields=fields), Known(value=int() as position):
-            return [value for value in fields.values() if not same(value, NONE)][position]
-        case ModuleList(made=made), _:
-            return Instance(made, ast.Subscript(owner.expr, residual(index), ast.Load()))
-        case Code(form=str() as form), Items(items=(Known(value=slice()), *_)) if form == POSITIONS:
-            frame.translator.pairs_positions = True
-            raise Untranslatable("distances between counted positions")
-        case Code(form=str() as form), Items(items=(Known(value=None), *_)) if form == POSITIONS:
-            return owner
-        case Code(form=str() as form), Items(items=(Known(value=None), *rest)) if form == ROWS:
-            return _rows(owner, rest)
-        case Code(form=str() as form), Known(value=int() as part) if form == COMPLEX:
-            return Half(owner, part)
-        case Code(form=str() as form), _ if form == f"dict of {COMPLEX}":
-            return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=COMPLEX)
-        case Code(form=str() as form), _ if form == f"dict of {MAYBE}":
-            return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), optional=True)
-        case Code(form=str() as form), _ if form == f"dict of {CHUNKED}":
-            return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=CHUNKED, optional=True)
-        case Code(), Items(items=parts) if _keeps_everything(parts):
-            return owner
-        case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if first is Ellipsis:
-            sliced = ast.Subscript(owner.expr, residual(index), ast.Load())
-            return Code(sliced, transposed=True)
-    expr = ast.Subscript(residual(owner), _index_code(node.slice, index, frame), ast.Load())
-    triangle = isinstance(owner, Code) and owner.form == TRIANGLE and _cuts_corner(node.slice)
-    return Code(expr, is_static(owner) and is_static(index), form=TRIANGLE if triangle else None)
-
-
-def _rows(owner: Value, rest: list[Value]) -> Code:
-    """Return rows of a table with one more dimension in front, which the batch already is, and others behind it."""
-    new = sum(same(item, NONE) for item in rest)
-    if not _keeps_everything(tuple(rest[new:])):
-        raise Untranslatable("a part of a table of positions")
-    if not new:
-        return Code(residual(owner), form=ROWS)
-    index = [ast.Slice(), *[ast.Constant(None)] * new]
-    return Code(ast.Subscript(residual(owner), ast.Tuple(index, ast.Load()), ast.Load()))
-
-
-def _cuts_corner(index: ast.expr) -> bool:
-    """Whether an index is [:a, :b, ...]."""
-    parts = index.elts if isinstance(index, ast.Tuple) else [index]
-    return all(isinstance(part, ast.Slice) and part.lower is None and part.step is None for part in parts)
-
-
-def _keeps_everything(parts: tuple[Value, ...]) -> bool:
-    """Whether an index is [:, :, ...]."""
-    return all(isinstance(part, Known) and part.value in (slice(0, None), slice(None)) for part in parts)
-
-
-def _index_code(node: ast.expr, value: Value, frame: Frame) -> ast.expr:
-    """Return an index as it is written: slices keep their colons."""
-    if isinstance(node, ast.Slice):
-        return _slice_code(node, frame)
-    if isinstance(node, ast.Tuple) and isinstance(value, Items):
-        parts = [
-            _slice_code(item, frame) if isinstance(item, ast.Slice) else residual(part)
-            for item, part in zip(node.elts, value.items, strict=True)
-        ]
-        return ast.Tuple(parts, ast.Load())
-    return residual(value)
-
-
-def _slice_code(node: ast.Slice, frame: Frame) -> ast.Slice:
-    bounds = [None if item is None else code(item, frame) for item in (node.lower, node.upper, node.step)]
-    return ast.Slice(*bounds)
+    return item_of(owner, evaluate(node.slice, frame), node, frame)
 
 
 def _slice(node: ast.Slice, frame: Frame) -> Value:
     bounds = [NONE if item is None else evaluate(item, frame) for item in (node.lower, node.upper, node.step)]
     if all(isinstance(bound, Known) for bound in bounds):
         return Known(slice(*(bound.value for bound in bounds)))  # type: ignore[attr-defined]
-    return Code(_slice_code(node, frame), all(map(is_static, bounds)))
+    return Code(slice_code(node, frame), all(map(is_static, bounds)))
 
 
 def _slice_modules(owner: ModuleList, part: ast.Slice, frame: Frame) -> Value:
@@ -264,7 +155,7 @@ def _slice_modules(owner: ModuleList, part: ast.Slice, frame: Frame) -> Value:
         upper = ast.unparse(part.upper)
         if upper.endswith("config.num_hidden_layers"):
             return owner
-    return ModuleList(owner.made, ast.Subscript(owner.expr, _slice_code(part, frame), ast.Load()))
+    return ModuleList(owner.made, ast.Subscript(owner.expr, slice_code(part, frame), ast.Load()))
 
 
 def _call(node: ast.Call, frame: Frame) -> Value:

@@ -11,6 +11,7 @@ from onboard.codegen.translate import lists
 from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.comprehensions import bind_target, iteration
 from onboard.codegen.translate.decisions import decided_here
+from onboard.codegen.translate.env import Env
 from onboard.codegen.translate.evaluate import binary, evaluate, settle, truth
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.narrow import narrowed
@@ -18,7 +19,6 @@ from onboard.codegen.translate.scores import without_weights
 from onboard.codegen.translate.values import (
     NONE,
     Code,
-    Env,
     Instance,
     Known,
     Mapping,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from onboard.codegen.translate.calls import Args
+from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.values import (
     COMPLEX,
     Code,
@@ -123,3 +123,16 @@ def as_parameters(facts: dict[str, Value]) -> dict[str, Value]:
             case _:
                 values[key] = fact
     return values
+
+
+def sets_attributes(node: ast.FunctionDef) -> bool:
+    """Whether a method works on `self` and returns nothing."""
+    inside = list(ast.walk(node))
+    stores = [item for item in inside if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Store)]
+    return bool(stores) and not any(isinstance(item, ast.Return) and item.value is not None for item in inside)
+
+
+def all_bound(node: ast.FunctionDef, args: Args) -> dict[str, Value]:
+    """Return what a call of a forward passes, by name, `**kwargs` too."""
+    bound, rest = bind(node, args, method=True)
+    return rest | bound

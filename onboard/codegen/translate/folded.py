@@ -20,7 +20,7 @@ from onboard.codegen.translate.values import (
 )
 
 if TYPE_CHECKING:
-    from onboard.codegen.translate.calls import Args
+    from onboard.codegen.translate.args import Args
 
 _UNCHANGED = {"contiguous", "to", "float", "type", "type_as"}
 _SHAPES = ("view", "reshape")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Literal
 from torch import nn
 
 from onboard.analysis.source import ModuleSource
+from onboard.codegen.translate.env import Env
 from onboard.codegen.translate.scores import Scores
-from onboard.codegen.translate.values import Code, Env, Expanded, Items, Joined, Mapping, Output, Value, name
+from onboard.codegen.translate.values import Code, Expanded, Items, Joined, Mapping, Output, Value, name
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.classes import Translator

@@ -28,7 +28,7 @@ from onboard.codegen.translate.values import (
 )
 
 if TYPE_CHECKING:
-    from onboard.codegen.translate.calls import Args
+    from onboard.codegen.translate.args import Args
     from onboard.codegen.translate.frame import Frame
 
 

@@ -6,11 +6,11 @@ import ast
 from dataclasses import replace
 
 from onboard.codegen.translate.comprehensions import comprehension
+from onboard.codegen.translate.env import Env
 from onboard.codegen.translate.evaluate import evaluate, settle
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
     Code,
-    Env,
     Instance,
     Items,
     ModuleList,

@@ -14,6 +14,7 @@ from transformers.modeling_utils import AttentionInterface as HFAttentionInterfa
 from transformers.utils import ModelOutput
 
 from onboard.codegen.translate import causal, folded
+from onboard.codegen.translate.holes import fill
 from onboard.codegen.translate.values import (
     KEYS,
     NONE,
@@ -37,7 +38,6 @@ from onboard.codegen.translate.values import (
     Value,
     attribute,
     constant,
-    fill,
     name,
     residual,
 )
@@ -121,7 +121,8 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
         case Config(expr=expr, obj=obj):
             if attr in CONFIG_FACTS:
                 return _config_fact(attr, expr, obj, frame)
-            if isinstance(part := getattr(obj, attr, None), PretrainedConfig):
+            is_part = attr in getattr(obj, "sub_configs", {})  # other fields may differ from layer to layer
+            if is_part and isinstance(part := getattr(obj, attr, None), PretrainedConfig):
                 return Config(attribute(expr, attr), part)
             return Code(attribute(expr, attr), static=True)
         case Global(obj=obj, expr=expr):

@@ -41,7 +41,7 @@ from onboard.codegen.translate.values import (
 )
 
 if TYPE_CHECKING:
-    from onboard.codegen.translate.calls import Args
+    from onboard.codegen.translate.args import Args
 
 SOFTMAXES = (nn.functional.softmax, torch.softmax)
 _SHAPES = {"view", "reshape", "to", "float", "type", "type_as", "contiguous"}

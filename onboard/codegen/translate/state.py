@@ -140,3 +140,7 @@ class ClassState:
         if inspect.isroutine(value) or isinstance(value, staticmethod | classmethod):
             return Method(Self(), attr)
         return Code(path, optional=self.inherits_init)  # a bias may be None
+
+
+class Restart(Exception):
+    """Facts grew: what was translated with the old ones is void."""

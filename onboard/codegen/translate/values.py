@@ -446,30 +446,3 @@ def untransposed(value: Value) -> Code:
     """Return a transposed value's code as it lies in memory."""
     assert isinstance(value, Code)
     return replace(value, transposed=False)
-
-
-def fill(shape: Value, parts: list[Code]) -> Value:
-    """Return `shape` with its holes replaced by `parts`."""
-    match shape:
-        case Hole(index=index, like=Code() as like):
-            return replace(like, expr=parts[index].expr)
-        case Hole(index=index, form=form, optional=optional):
-            return replace(parts[index], form=form, optional=optional)
-        case Items(items=items):
-            return Items(tuple(fill(item, parts) for item in items))
-        case Mapping(items=entries):
-            return Mapping({key: fill(item, parts) for key, item in entries.items()})
-        case Output(fields=fields):
-            return Output({key: fill(item, parts) for key, item in fields.items()})
-    return shape
-
-
-@dataclass
-class Env:
-    """Variables of a function; attributes of the module under construction are called `self.x`."""
-
-    values: dict[str, Value] = field(default_factory=dict)
-
-    def copy(self) -> Env:
-        """Return an independent copy."""
-        return Env(dict(self.values))

@@ -35,6 +35,8 @@ def run_mode(checkpoint: Path, mode: Mode, device: str, emit: Callable[..., None
         llm = LLM(checkpoint, root=checkpoint.parent, device=device, dtype="float32", config=config, mode=mode)
     except OnboardError as error:
         phase |= {"status": "failed", "error": str(error)}
+    except Exception as error:  # a model's own code may raise anything; the coverage tells it
+        phase |= {"status": "failed", "error": " ".join(f"{type(error).__name__}: {error}".split()), "internal": True}
     emit(phase=phase | {"seconds": round(time.monotonic() - started, 2)})
     if llm is not None:
         emit(tests=_compare(llm, checkpoint, device))

@@ -17,7 +17,7 @@ class EmberConfig(PretrainedConfig):
         intermediate_size=96,
         num_hidden_layers=3,
         num_attention_heads=4,
-        num_key_value_heads=2,
+        num_key_value_heads=None,
         hidden_act="silu",
         max_position_embeddings=256,
         initializer_range=0.02,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from onboard.codegen.translate import unrun
-from onboard.codegen.translate.calls import Args
+from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.classes import Restart, Translator
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.prune import prune

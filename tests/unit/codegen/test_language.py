@@ -189,14 +189,17 @@ def test_a_module_may_be_an_identity_in_some_configs(translate: Translate) -> No
 class Toy(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.maybe = First(config, 0) if config.more else nn.Identity()
+        if config.more:
+            self.maybe = First(config, 0)
+        else:
+            self.maybe = nn.Identity()
 
     def forward(self, x):
         return self.maybe(x)
 """,
         {"size": 4, "more": True},
     )
-    assert init.endswith("self.maybe = First(config=config) if config.more else nn.Identity()")
+    assert init.endswith("else:\n    self.maybe = nn.Identity()")
     assert forward == "return self.maybe(x)"
 
 

@@ -14,7 +14,7 @@ import torch
 
 from onboard.analysis.probe import probe_rope, probe_rotary
 from onboard.analysis.recorder import FunctionCall
-from onboard.codegen.translate.calls import Args
+from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.values import Code, Config, name

@@ -15,7 +15,7 @@ import torch
 
 import onboard.ops  # noqa: F401
 from onboard.analysis.biases import deviation
-from onboard.codegen.translate.calls import Args
+from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.values import Code, Config, Mask, Untranslatable, Value, name
@@ -85,9 +85,8 @@ def translated(
     translator = Translator(model, {}, {}, alibi=alibi)
     translator.__dict__["counts_positions"] = True
     translator.specialised = specialised is not None
-    (state,) = translator.reached(
-        translator.construct(module.Toy, Args([Config(name("config"), translator.config)], {}, []))
-    )
+    config_value = Config(name("config"), translator.config)
+    (state,) = translator.reached(translator.construct(module.Toy, Args([config_value], {}, [])))
     given: dict[str, Value] = {"x": Code(name("x"))} | ({"mask": Mask()} if "x, mask" in text else {})
     body = print_block(translator._method(state, "forward", Args([], given, [])).body)
     if specialised is not None:

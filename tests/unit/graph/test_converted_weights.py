@@ -45,3 +45,7 @@ def test_values_are_those_of_transformers_operations(rules: list[object]) -> Non
     parts = [torch.randn(2, 3), torch.randn(4, 3)]
     joined = Concatenate(dim=0).convert({"a": parts[0], "b": parts[1]}, ["a", "b"], ["y"])
     assert torch.equal(Source(("a", "b")).of(parts), joined["y"])
+
+
+def test_a_scalar_is_itself() -> None:
+    assert torch.equal(Source(("a",)).of([torch.tensor(3.0)]), torch.tensor(3.0))

@@ -1,0 +1,40 @@
+"""The evaluated arguments of a call."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from onboard.codegen.translate.values import Code, Known, Value, is_static, residual
+
+
+@dataclass
+class Args:
+    """Evaluated arguments; `*opaque` parts stay code."""
+
+    positional: list[Value]
+    keywords: dict[str, Value]
+    stars: list[int]
+    """Positions of arguments that are written with a star."""
+
+    def static(self) -> bool:
+        """Whether all are static."""
+        return all(map(is_static, (*self.positional, *self.keywords.values())))
+
+    def known(self) -> bool:
+        """Whether all are constants."""
+        return all(isinstance(value, Known) for value in (*self.positional, *self.keywords.values()))
+
+    def code(self) -> tuple[list[ast.expr], list[ast.keyword]]:
+        """Return the arguments as code."""
+        positional = [
+            ast.Starred(residual(value), ast.Load()) if index in self.stars else residual(value)
+            for index, value in enumerate(self.positional)
+        ]
+        return positional, [ast.keyword(key, residual(value)) for key, value in self.keywords.items()]
+
+
+def plain_call(function: ast.expr, args: Args, static: bool = False) -> Code:
+    """Return a call that stays as it is."""
+    positional, keywords = args.code()
+    return Code(ast.Call(function, positional, keywords), static)

@@ -1,0 +1,123 @@
+"""Calls of a tensor's methods."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+
+import torch
+
+from onboard.codegen.translate import biases, causal, folded, scores
+from onboard.codegen.translate.args import Args, plain_call
+from onboard.codegen.translate.values import (
+    CHANNELS,
+    KEYS,
+    NONE,
+    POSITIONS,
+    UPCAST,
+    Code,
+    Folded,
+    Global,
+    KeyBias,
+    Known,
+    Mask,
+    Untranslatable,
+    Value,
+    attribute,
+    residual,
+)
+
+_POINTWISE = {"to", "float", "type", "type_as", "half", "bfloat16", "sigmoid", "tanh", "abs", "neg", "clamp"}
+_ALONG_LAST = {"chunk", "split", "mean", "sum", "norm", "softmax"}
+
+
+def tensor_method(owner: Code, attr: str, args: Args) -> Value:
+    """Return a tensor method's result; a transposition of heads and sequence is put off as long as it can be."""
+    if isinstance(owner, scores.Scores):
+        bare = plain_call(attribute(owner.expr, attr), _without_masks(args))
+        if (found := scores.method(owner, attr, args, bare.expr)) is not None:
+            return found
+    if isinstance(owner, Folded) and (changed := folded.method(owner, attr, args)) is not None:
+        return changed
+    if attr == "masked_fill" and type(args.positional[0]) is Mask and not owner.static:
+        return causal.filled(owner, residual(args.positional[1]))
+    if isinstance(owner, KeyBias):
+        return _bias_method(owner, attr, args)
+    if owner.form == KEYS and (keys := biases.key_method(owner, attr, args)) is not None:
+        return keys
+    if (apart := folded.fold(owner, attr, args)) is not None:
+        return apart
+    known = [value.value for value in args.positional if isinstance(value, Known)]
+    if (attr == "float" or (attr == "to" and _is_float32(args))) and owner.form is None and not owner.static:
+        return replace(_cast(owner, attr, args), form=UPCAST)
+    swaps = attr == "transpose" and sorted(map(str, known)) == ["1", "2"]
+    if swaps and not owner.static and owner.form != CHANNELS:
+        return Code(owner.expr, transposed=not owner.transposed)
+    if owner.form == POSITIONS and (
+        attr in ("expand", "long", "to", "repeat") or (attr == "unsqueeze" and known == [0])
+    ):
+        return owner
+    if attr == "permute" and known == [0, 2, 1, 3] and len(args.positional) == 4:
+        return Code(owner.expr, transposed=not owner.transposed)
+    if attr in ("view", "reshape") and (swapped := _single_head(owner, attr, args)) is not None:
+        return swapped
+    if attr == "contiguous" and (owner.transposed or _is_reshaped(owner.expr)):
+        return owner
+    if attr == "to" and len(args.positional) == 1 and not args.keywords and _is_device(args.positional[0]):
+        return owner
+    if owner.transposed and (attr in _POINTWISE or (attr in _ALONG_LAST and _last_dim(args))):
+        called = plain_call(attribute(owner.expr, attr), args)
+        return Code(called.expr, transposed=True)
+    if owner.transposed and attr == "view":
+        attr = "reshape"  # a transposed tensor has no view of another shape
+    return plain_call(attribute(residual(owner), attr), args, owner.static and args.static())
+
+
+def _without_masks(args: Args) -> Args:
+    unmasked = [item for item in args.positional if not isinstance(item, Mask)]
+    return Args(unmasked, args.keywords, args.stars)
+
+
+def _bias_method(owner: KeyBias, attr: str, args: Args) -> Value:
+    if attr == "baddbmm":
+        first, second = (args.keywords.get(key) or args.positional[i] for i, key in enumerate(("batch1", "batch2")))
+        if (added := scores.added(owner, first, second, args.keywords)) is not None:
+            return added
+    if not biases.method(attr):
+        raise Untranslatable(f"a bias of positions and its {attr}")
+    return owner
+
+
+def _is_float32(args: Args) -> bool:
+    return (
+        len(args.positional) == 1 and isinstance(args.positional[0], Global) and args.positional[0].obj is torch.float32
+    )
+
+
+def _cast(owner: Code, attr: str, args: Args) -> Code:
+    return Code(plain_call(attribute(owner.expr, attr), args).expr, transposed=owner.transposed)
+
+
+def _single_head(owner: Code, attr: str, args: Args) -> Code | None:
+    """Return `x.view(batch, 1, sequence, size)` as the transposed `x.view(batch, sequence, 1, size)`."""
+    match args.positional:
+        case [batch, Known(value=1) as head, sequence, size] if not owner.transposed and not args.keywords:
+            turned = Args([batch, sequence, head, size], {}, [])
+            return Code(plain_call(attribute(owner.expr, attr), turned).expr, transposed=True)
+    return None
+
+
+def _is_device(value: Value) -> bool:
+    """Whether a value is no device or a tensor's: the model lies on one, so that moving changes nothing."""
+    if isinstance(value, Known):
+        return value.value is None
+    return isinstance(value, Code) and isinstance(value.expr, ast.Attribute) and value.expr.attr == "device"
+
+
+def _is_reshaped(expr: ast.expr) -> bool:
+    return isinstance(expr, ast.Call) and isinstance(expr.func, ast.Attribute) and expr.func.attr == "reshape"
+
+
+def _last_dim(args: Args) -> bool:
+    dim = args.keywords.get("dim", args.positional[-1] if args.positional else NONE)
+    return isinstance(dim, Known) and dim.value == -1
