@@ -61,8 +61,8 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             return Global(table["eager"], name(table["eager"].__name__))  # a table of attention classes
         case Global(obj=dict() as table), Code(static=True) if choice := objects.choice(table, index, frame):
             return choice
-        case Mapping(), Known(value=str()) | Code(static=True) if found := _of_mapping(owner, index, node, frame):
-            return found
+        case Mapping(), Known(value=str()) | Code(static=True) if entry := _of_mapping(owner, index, node, frame):
+            return entry
         case Output(fields=fields), Known(value=int() as position):
             return [value for value in fields.values() if not same(value, NONE)][position]
         case ModuleList(made=made), _:
