@@ -179,7 +179,10 @@ def binary(op: ast.operator, left: Value, right: Value) -> Value:
     if isinstance(op, ast.Add) and isinstance(right, Mask) and isinstance(left, Code) and not left.static:
         return causal.masked(left)
     if isinstance(left, Known) and isinstance(right, Known) and type(op) in _BINARY:
-        return Known(_BINARY[type(op)](left.value, right.value))
+        try:
+            return Known(_BINARY[type(op)](left.value, right.value))
+        except TypeError as error:  # in a branch that no config with these values takes
+            raise Untranslatable(f"an operation on {left.value!r} and {right.value!r}") from error
     if isinstance(op, ast.Add) and same(right, Known(0)) and isinstance(left, Code):
         return left
     if isinstance(op, ast.Add) and same(left, Known(0)) and isinstance(right, Code):
@@ -287,10 +290,11 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
         return body
     if isinstance(body, Mask) and isinstance(orelse, Mask):
         return PaddingMask()
-    if is_static(test) and (is_rotary(body) or is_rotary(orelse) or is_identity(body) != is_identity(orelse)):
+    if is_static(test) and (is_rotary(body) or is_rotary(orelse)):
         return _with_or_without(node, test, body, orelse, frame)
     modules = isinstance(body, Instance) and isinstance(orelse, Instance)
-    if modules and frame.translator.specialised and (chosen := decided_here(test, frame)) is not None:
+    two_models = frame.translator.specialised or is_identity(body) != is_identity(orelse)  # with a norm or without it
+    if modules and two_models and (chosen := decided_here(test, frame)) is not None:
         return body if chosen else orelse
     expr = ast.IfExp(residual(test), residual(body), residual(orelse))
     match body, orelse:
@@ -319,7 +323,7 @@ def is_rotary(value: Value) -> bool:
 
 
 def _with_or_without(node: ast.IfExp, test: Value, body: Value, orelse: Value, frame: Frame) -> Value:
-    """Take this config's side: with and without RoPE, or a norm, are two models."""
+    """Take this config's side: with and without RoPE are two models."""
     chosen = frame.translator.decide(node.test, test, frame)
     expr = residual(test)
     frame.translator.guard(expr if chosen else ast.UnaryOp(ast.Not(), expr), frame)
