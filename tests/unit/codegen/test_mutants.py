@@ -146,7 +146,7 @@ def _follow(family: str, seed: int) -> str:
     mutant = build_tiny(load_config(spec.config))
     randomize_(mutant, seed)  # other weights than those that the tool probes with
     with _registered(text, spec) as model_class:
-        error = _difference(_same_weights(model_class, mutant), mutant, _probes(mutant, seed))
+        error = _difference(_same_weights(model_class, mutant, []), mutant, _probes(mutant, seed))
     if not error <= TOLERANCE and (notes := set(spec.tricky) - set(_original(family).spec.tricky)):
         raise OnboardError(f"noted: {'; '.join(notes)}")
     if not error <= TOLERANCE:

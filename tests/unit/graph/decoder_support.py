@@ -25,7 +25,7 @@ class Decoder(nn.Module):
 
     def forward(
         self, input_ids, position_ids, cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host,
-        logits_gather_indices, k_cache, v_cache,
+        logits_gather_indices, state_slots, k_cache, v_cache,
     ):  # fmt: skip
         x = self.embed(input_ids) + self.positions(position_ids)
         heads = x.view(1, -1, HEADS, SIZE)

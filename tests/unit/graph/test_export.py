@@ -103,7 +103,7 @@ def test_an_unknown_config_key_names_the_nearest(tmp_path: Path) -> None:
 
 
 def test_a_missing_model_file_says_what_to_do(tmp_path: Path) -> None:
-    context = make_context(tmp_path, "qwen3")
+    context = make_context(tmp_path, "helium")  # a family that does not come with the project
 
     with pytest.raises(OnboardError, match="Onboard the model first"):
         context.factory.build_model()
