@@ -34,7 +34,8 @@ prove(text, spec)
 
 runtime = RuntimeConfig(device="cpu", dtype="bfloat16")
 context = make_context(root / "checkpoint", runtime, root=root)
-keys = [transform.key for transform in (transforms := load_pipeline({}))]
+transforms = load_pipeline({})
+keys = [transform.key for transform in transforms]
 gm = Pipeline(transforms[: keys.index("load_weights")]).run(context)
 usage = resource.getrusage(resource.RUSAGE_SELF)
 mixtures = nodes_of(gm, torch.ops.onboard.torch_moe)

@@ -119,7 +119,7 @@ def test_stem(name: str, expected: str) -> None:
 def test_survey_finds_what_is_there(checkpoint: Path, tmp_path: Path) -> None:
     run_context = context(checkpoint, tmp_path)
     run(run_context, "gather", "survey")
-    assert run_context.read_json("survey.json")["plan"] == "write models/modeling_llama.py"
+    assert run_context.read_json("survey.json")["plan"] == "check models/modeling_llama.py against it (shipped)"
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "modeling_llama.py").touch()
     (tmp_path / "registry").mkdir()
@@ -129,7 +129,10 @@ def test_survey_finds_what_is_there(checkpoint: Path, tmp_path: Path) -> None:
     facts = run_context.read_json("survey.json")
     assert facts["model_file"] == {"path": "models/modeling_llama.py", "where": "root"}
     assert facts["registered"] == ["a/tiny-7B"]
-    assert facts["plan"].startswith("check models/modeling_llama.py")
+    assert facts["plan"] == "check models/modeling_llama.py against it (root)"
+    absent = survey.existing_model_file("nonesuch", tmp_path)
+    new = {"family": "nonesuch", "model_file": absent, "missing": ["b/nonesuch-1B", "b/nonesuch-7B"]}
+    assert survey.plan(new) == "write models/modeling_nonesuch.py; 2 more sizes of the family could follow"
 
 
 def test_analyze_and_generate(checkpoint: Path, tmp_path: Path) -> None:
