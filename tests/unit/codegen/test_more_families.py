@@ -107,7 +107,9 @@ def test_weights_that_nothing_runs_are_kept_and_named() -> None:
     assert "model.decoder.layers.0.self_attn" not in _spec("bart").never_called
 
 
-@pytest.mark.parametrize(("family", "reason"), [("deepseek_v4", "run"), ("reformer", "analysed|build|run"), ("xmod", "run")])
+@pytest.mark.parametrize(
+    ("family", "reason"), [("deepseek_v4", "run"), ("reformer", "analysed|build|run"), ("xmod", "run")]
+)
 def test_what_cannot_be_analysed_is_refused_in_one_line(family: str, reason: str) -> None:
     with pytest.raises(OnboardError, match=reason) as error:
         analyze({"model_type": family}, model="x")

@@ -130,7 +130,7 @@ def test_survey_finds_what_is_there(checkpoint: Path, tmp_path: Path) -> None:
     assert facts["model_file"] == {"path": "models/modeling_llama.py", "where": "root"}
     assert facts["registered"] == ["a/tiny-7B"]
     assert facts["plan"] == "check models/modeling_llama.py against it (root)"
-    absent = survey.existing_model_file("nonesuch", tmp_path)
+    absent = survey.existing_model_file(tmp_path, "nonesuch")
     new = {"family": "nonesuch", "model_file": absent, "missing": ["b/nonesuch-1B", "b/nonesuch-7B"]}
     assert survey.plan(new) == "write models/modeling_nonesuch.py; 2 more sizes of the family could follow"
 
