@@ -8,12 +8,12 @@ from itertools import chain
 import torch
 from torch import fx, nn
 
-import onboard.ops  # noqa: F401  (registers the canonical ops)
 from onboard.errors import NoCachedFormError, OnboardError
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import graph_modules, is_op, nodes_of
 from onboard.graph.patterns import CASTS, aten
 from onboard.graph.transform import Stages
+from onboard.ops import stateful_ops
 
 
 def check_stage(stage: Stages, module: nn.Module, context: TransformContext) -> None:
@@ -71,7 +71,7 @@ def _recurrences_are_cached(module: nn.Module) -> None:
 
 def uncached_mixers(module: nn.Module) -> list[fx.Node]:
     """Return the calls of other mixers than attention that see only the tokens of their own step."""
-    mixers = [getattr(torch.ops.onboard, name) for name in _UNCACHED]
+    mixers = [getattr(torch.ops.onboard, name) for name in sorted(stateful_ops())]
     return [node for _, gm in graph_modules(module) for node in nodes_of(gm, *mixers)]
 
 
@@ -80,17 +80,6 @@ def uncached_attention(module: nn.Module) -> list[fx.Node]:
     canonical = (torch.ops.onboard.torch_attention, torch.ops.onboard.torch_attention_sdpa)
     return [node for _, gm in graph_modules(module) for node in (*nodes_of(gm, *canonical), *_plain_attention(gm))]
 
-
-_UNCACHED = (
-    "torch_mla",
-    "torch_sparse_mla",
-    "torch_ssm",
-    "torch_selective_scan",
-    "torch_causal_conv1d",
-    "torch_gated_delta_rule",
-    "torch_kda",
-)
-"""Canonical ops that carry something from token to token, and for which no transform has put in a cached op."""
 
 _CHECKS: dict[Stages, Callable[[nn.Module, TransformContext], None]] = {
     Stages.PATTERN_MATCHER: _attention_is_canonical,

@@ -6,9 +6,10 @@ clean-up, shape propagation, dumps, invariants between stages, observers, histor
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,13 @@ def load_pipeline(overrides: Mapping[str, Mapping[str, Any]], mode: Mode = "grap
 
     Pipelines are `transforms/default.yaml` and, for mode "transformers", `transforms/transformers.yaml`.
 
+    A key with `*` stands for all shipped transforms of that name that the file does not list by their own, by name.
     A shipped transform that the file does not list runs when `overrides` names it, at the end of its stage. Raises
     `UsageError` for an unknown transform or field, and names the nearest valid one.
     """
     default = yaml.safe_load(content_path("transforms", _PIPELINES[mode]).read_text("utf-8"))
     keys = transform_keys()
+    default = _expanded(default, keys)
     for key in [*default, *overrides]:
         if key not in keys:
             raise UsageError(f"there is no transform {key!r}", hint=suggest(key, keys))
@@ -56,6 +59,16 @@ def load_pipeline(overrides: Mapping[str, Mapping[str, Any]], mode: Mode = "grap
     transforms = [_configured(key, {"stage": keys[key].value, **fields}) for key, fields in merged.items()]
     order = list(Stages)
     return sorted(transforms, key=lambda transform: order.index(transform.config.stage))
+
+
+def _expanded(pipeline: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return the pipeline with a key for each transform that a key with `*` stands for."""
+    others = [key for key in keys if key not in pipeline]
+    return {
+        each: fields
+        for key, fields in pipeline.items()
+        for each in (fnmatch.filter(others, key) if "*" in key else [key])
+    }
 
 
 def _configured(key: str, fields: Mapping[str, Any]) -> BaseTransform[Any]:

@@ -11,7 +11,7 @@
 | `torch_causal_conv1d` | `causal_conv.py` |
 | `torch_ssm`, `torch_selective_scan`, `torch_rmsnorm_gated` | `ssm.py` |
 | `torch_gated_delta_rule` | `delta_rule.py` |
-| `torch_kda` | `kda.py` |
+| `torch_kda`, `torch_cached_kda` | `kda.py` |
 | `torch_moe` | `moe.py` |
 | `gather_logits_before_lm_head` | `gather.py` |
 | `torch_cached_attention` | `cached_attention.py` |
@@ -34,35 +34,20 @@ same arguments; it is there when the package triton is (`has_triton`), and needs
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import pkgutil
 
-from onboard.ops import (  # noqa: F401  (registers)
-    attention,
-    block_attention,
-    cached_attention,
-    cached_causal_conv,
-    cached_delta_rule,
-    cached_mla,
-    cached_ssm,
-    causal_conv,
-    delta_rule,
-    fused,
-    gather,
-    kda,
-    linear,
-    mla,
-    moe,
-    norm,
-    rope,
-    sparse,
-    ssm,
-)
 from onboard.ops.library import op_sources
+
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.ispkg:
+        importlib.import_module(f"{__name__}.{_module.name}")  # registers its ops
 
 if importlib.util.find_spec("triton") is not None:
     from onboard.ops import triton  # noqa: F401  (registers)
 
-_CANONICAL = (attention, causal_conv, delta_rule, kda, linear, mla, moe, norm, rope, sparse, ssm)
+_PUT_IN_BY_TRANSFORMS = ("onboard.ops.fused", "onboard.ops.gather")
 
 
 def has_triton() -> bool:
@@ -72,5 +57,12 @@ def has_triton() -> bool:
 
 def canonical_ops() -> set[str]:
     """Return the names of the `torch_*` ops that model files may use; what transforms put in is not among them."""
-    modules = {module.__name__ for module in _CANONICAL}
-    return {name for name, source in op_sources().items() if source in modules}
+    sources = {name: source for name, source in op_sources().items() if name.startswith("torch_")}
+    return {
+        name for name, source in sources.items() if not source.mutates and source.module not in _PUT_IN_BY_TRANSFORMS
+    }
+
+
+def stateful_ops() -> set[str]:
+    """Return the names of the ops that need a cached form before a graph can generate; attention is not among them."""
+    return {name for name, source in op_sources().items() if source.carries_state}

@@ -14,7 +14,7 @@ def fake_conv(input: Tensor, weight: Tensor, *_: object, **__: object) -> Tensor
     return input.new_empty((*input.shape[:2], weight.shape[0]))
 
 
-@register_op(fake_conv)
+@register_op(fake_conv, carries_state=True)
 def torch_causal_conv1d(
     input: Tensor,
     weight: Tensor,

@@ -18,7 +18,7 @@ def fake_delta_rule(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -
     return q.new_empty(v.shape)
 
 
-@register_op(fake_delta_rule)
+@register_op(fake_delta_rule, carries_state=True)
 def torch_gated_delta_rule(
     q: Tensor,
     k: Tensor,

@@ -8,6 +8,7 @@ from torch import Tensor
 from onboard.ops.library import register_op
 from onboard.ops.norm import torch_l2norm
 from onboard.ops.ssm import wide_dtype
+from onboard.ops.state import advance
 
 _CHUNK = 16
 """Tokens at a time; their decay between each other, channel by channel, is [chunk, chunk, key_dim] numbers a head."""
@@ -18,7 +19,7 @@ def _fake_kda(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> Tens
     return q.new_empty(v.shape)
 
 
-@register_op(_fake_kda)
+@register_op(_fake_kda, carries_state=True)
 def torch_kda(
     q: Tensor,
     k: Tensor,
@@ -44,19 +45,66 @@ def torch_kda(
     Returns:
         Like v, in q's dtype.
     """
+    state = torch.zeros((q.shape[0], *q.shape[2:], v.shape[3]), dtype=wide_dtype(q), device=q.device)
+    return _kda(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state)[0]
+
+
+@register_op(_fake_kda, mutates=("kda_cache",))
+def torch_cached_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    cu_seqlens: Tensor,
+    kv_lens: Tensor,
+    state_slots: Tensor,
+    batch_info_host: Tensor,
+    kda_cache: Tensor,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+) -> Tensor:
+    """`torch_kda` of a flat row of tokens.
+
+    Args:
+        q, k, v, g, beta, scale, use_qk_l2norm_in_kernel: as in `torch_kda`, with a batch of one row.
+        cu_seqlens, kv_lens, state_slots, batch_info_host: as in `onboard.ops.state.advance`.
+        kda_cache: [slots, heads, key_dim, value_dim], in the recurrence's own dtype; written to.
+
+    Returns:
+        Like v, in q's dtype; zeros for tokens beyond the last sequence.
+    """
+
+    def step(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+        return _kda(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state)
+
+    out = _fake_kda(q, k, v).zero_()
+    return advance(step, [q, k, v, g, beta], out, cu_seqlens, kv_lens, state_slots, batch_info_host, kda_cache)
+
+
+def _kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None,
+    use_qk_l2norm_in_kernel: bool,
+    state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs of `torch_kda` that follow a state [batch, heads, key_dim, value_dim], and that behind."""
     query, key, value, decay = (item.to(wide_dtype(q)).transpose(1, 2) for item in (q, k, v, g))
     rate = beta.to(value.dtype).transpose(1, 2).unsqueeze(-1)
     if use_qk_l2norm_in_kernel:
         query, key = torch_l2norm(query, _L2_EPS), torch_l2norm(key, _L2_EPS)
     query = query * (key.shape[-1] ** -0.5 if scale is None else scale)
-    state = value.new_zeros((*key.shape[:2], key.shape[-1], value.shape[-1]))
     out = torch.empty_like(value)
     for start in range(0, value.shape[2], _CHUNK):
         part = slice(start, start + _CHUNK)
         out[:, :, part], state = _kda_chunk(
             query[:, :, part], key[:, :, part], value[:, :, part], decay[:, :, part], rate[:, :, part], state
         )
-    return out.transpose(1, 2).to(q.dtype).contiguous()
+    return out.transpose(1, 2).to(q.dtype).contiguous(), state
 
 
 def _kda_chunk(
@@ -69,7 +117,9 @@ def _kda_chunk(
     reached = total.exp()
     system = rate * torch.einsum("...ic,...jc,...ijc->...ij", key, key, between).tril(-1)
     wanted = rate * (value - (key * reached) @ state)
-    corrections = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    corrections = wanted  # the system of one token is the identity
+    if key.shape[2] > 1:
+        corrections = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
     weights = torch.einsum("...ic,...jc,...ijc->...ij", query, key, between)
     out = (query * reached) @ state + weights @ corrections
     left = (total[..., -1:, :] - total).exp()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -12,11 +13,26 @@ R = TypeVar("R")
 
 NAMESPACE = "onboard"
 
-_SOURCES: dict[str, str] = {}
+
+@dataclass(frozen=True)
+class OpSource:
+    """What is known of a registered op."""
+
+    module: str
+    """The module that it comes from."""
+    mutates: tuple[str, ...]
+    carries_state: bool
+
+
+_SOURCES: dict[str, OpSource] = {}
 
 
 def register_op(
-    fake: Callable[..., Any] | None = None, *, mutates: tuple[str, ...] = (), schema: str | None = None
+    fake: Callable[..., Any] | None = None,
+    *,
+    mutates: tuple[str, ...] = (),
+    schema: str | None = None,
+    carries_state: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Register the decorated function as `torch.ops.onboard.<its name>`; the schema comes from its annotations.
 
@@ -25,6 +41,8 @@ def register_op(
             which is right for a composition of PyTorch operators that never reads a value.
         mutates: names of the arguments that the op writes to.
         schema: the schema where annotations cannot say it (an optional list of tensors), without the op's name.
+        carries_state: it carries something from token to token and sees only the tokens of its own step, so that a
+            cached op must take its place before a graph can generate.
 
     The function itself is returned, so that ops can be composed without a second trip through the dispatcher.
     """
@@ -32,12 +50,12 @@ def register_op(
     def register(function: Callable[P, R]) -> Callable[P, R]:
         op = torch.library.custom_op(f"{NAMESPACE}::{function.__name__}", function, mutates_args=mutates, schema=schema)
         op.register_fake(fake or function)
-        _SOURCES[function.__name__] = function.__module__
+        _SOURCES[function.__name__] = OpSource(function.__module__, mutates, carries_state)
         return function
 
     return register
 
 
-def op_sources() -> dict[str, str]:
-    """Return every registered op and the module that it comes from."""
+def op_sources() -> dict[str, OpSource]:
+    """Return what is known of every registered op, by name."""
     return dict(_SOURCES)

@@ -23,7 +23,7 @@ def _fake_sparse_mla(
     return q_nope.new_empty((batch, length, heads, weight.shape[0] // heads - nope))
 
 
-@register_op(_fake_sparse_mla)
+@register_op(_fake_sparse_mla, carries_state=True)
 def torch_sparse_mla(
     q_nope: Tensor,
     q_pe: Tensor,

@@ -19,7 +19,7 @@ def fake_ssm(hidden_states: Tensor, *_: object, **__: object) -> Tensor:
     return hidden_states.new_empty(hidden_states.shape, dtype=wide_dtype(hidden_states))
 
 
-@register_op(fake_ssm)
+@register_op(fake_ssm, carries_state=True)
 def torch_ssm(
     hidden_states: Tensor,
     A: Tensor,
@@ -97,7 +97,10 @@ def pairwise_decay(total: Tensor) -> Tensor:
     return difference.masked_fill(later, -torch.inf).exp()
 
 
-@register_op(lambda hidden_states, *_, **__: torch.empty_like(hidden_states, memory_format=torch.contiguous_format))
+@register_op(
+    lambda hidden_states, *_, **__: torch.empty_like(hidden_states, memory_format=torch.contiguous_format),
+    carries_state=True,
+)
 def torch_selective_scan(
     hidden_states: Tensor,
     dt: Tensor,

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from graph_support import EXPORT, make_context, random_inputs, randomize, run_only
 from torch import fx, nn
 
-from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import add_placeholder, copy_graphs, erase_dead_placeholders, fake_mode, nodes_of, placeholders
@@ -23,12 +21,17 @@ from onboard.graph.weights import join_parameters, weight_plan
 
 
 def test_the_pipelines_list_every_shipped_transform_in_the_stage_of_its_folder() -> None:
-    names = ("default.yaml", "transformers.yaml")
-    default, eager = (yaml.safe_load(content_path("transforms", name).read_text("utf-8")) for name in names)
+    listed = [*load_pipeline({}, "transformers"), *load_pipeline({})]
 
-    assert {key: fields["stage"] for key, fields in {**eager, **default}.items()} == {
-        key: stage.value for key, stage in transform_keys().items()
-    }
+    assert {transform.key: transform.config.stage for transform in listed} == transform_keys()
+
+
+def test_a_mechanism_of_a_file_of_its_own_is_cached_before_the_caches_are_made() -> None:
+    keys = [transform.key for transform in load_pipeline({"insert_cached_kda": {"enabled": False}})]
+
+    assert keys.count("insert_cached_kda") == keys.count("insert_cached_attention") == 1
+    assert keys.index("insert_cached_kda") < keys.index("initialize_cache")
+    assert not any("*" in key for key in keys)
 
 
 def test_transforms_are_sorted_by_stage_and_then_by_the_file() -> None:

@@ -21,6 +21,7 @@ from onboard.ops.cached_causal_conv import torch_cached_causal_conv1d
 from onboard.ops.cached_delta_rule import torch_cached_gated_delta_rule
 from onboard.ops.cached_mla import torch_cached_mla
 from onboard.ops.cached_ssm import torch_cached_selective_scan, torch_cached_ssm
+from onboard.ops.kda import torch_cached_kda
 
 ops: Any = torch.ops.onboard
 PAGE = 4
@@ -92,6 +93,17 @@ def _delta_rule() -> Mechanism:
     )
 
 
+def _kda() -> Mechanism:
+    return Mechanism(
+        lambda q, k, v, g, b: ops.torch_kda(q, k, v, -g.abs(), b.sigmoid(), 0.4, True),
+        lambda q, k, v, g, b, info, cache: torch_cached_kda(
+            q, k, v, -g.abs(), b.sigmoid(), *_state(info), cache, 0.4, True
+        ),
+        [(4, 5), (4, 5), (4, 3), (4, 5), (4,)],
+        (4, 5, 3),
+    )
+
+
 def _mla(scale: float | None) -> Mechanism:
     heads, nope, rope, rank, value = 3, 6, 4, 5, 7
     weight = _random(heads * (nope + value), rank)
@@ -112,6 +124,7 @@ MECHANISMS = {
     "selective scan": lambda: _scan(gated=False),
     "gated selective scan": lambda: _scan(gated=True),
     "gated delta rule": _delta_rule,
+    "kda": _kda,
     "mla": lambda: _mla(None),
     "scaled mla": lambda: _mla(0.3),
 }
