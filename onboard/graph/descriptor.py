@@ -19,7 +19,7 @@ from onboard.config import suggest
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.cache import CacheResource, KVPagedResource
 from onboard.graph.fx import arguments, is_op, replace_with
-from onboard.graph.sequence import METADATA_NAMES
+from onboard.graph.sequence import METADATA_NAMES, STATE_METADATA_NAMES
 
 
 class CachedOpDescriptor(ABC):
@@ -115,6 +115,16 @@ class AttentionDescriptor(CachedOpDescriptor):
         """Return sinks, scale, sliding_window, logit_cap and alibi_slopes."""
         found = arguments(node)
         return tuple(found[name] for name in ("sinks", "scale", "sliding_window", "logit_cap", "alibi_slopes"))
+
+
+class StateDescriptor(CachedOpDescriptor):
+    """A recurrence whose arguments are tensors first and constants after them, as in its cached operator."""
+
+    metadata = STATE_METADATA_NAMES
+
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return what follows the tensors in the source operator."""
+        return tuple(arguments(node).values())[self.num_tensors :]
 
 
 def refuse_unless(node: fx.Node, **needed: Any) -> None:

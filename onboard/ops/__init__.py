@@ -12,6 +12,11 @@
 | `torch_ssm`, `torch_selective_scan`, `torch_rmsnorm_gated` | `ssm.py` |
 | `torch_gated_delta_rule` | `delta_rule.py` |
 | `torch_kda`, `torch_cached_kda` | `kda.py` |
+| `torch_lightning_attention`, `torch_cached_lightning_attention` | `lightning.py` |
+| `torch_linear_recurrence`, `torch_cached_linear_recurrence` | `linear_recurrence.py` |
+| `torch_mlstm`, `torch_cached_mlstm` | `mlstm.py` |
+| `torch_token_shift`, `torch_cached_token_shift` | `token_shift.py` |
+| `torch_wkv`, `torch_cached_wkv` | `wkv.py` |
 | `torch_moe` | `moe.py` |
 | `gather_logits_before_lm_head` | `gather.py` |
 | `torch_cached_attention` | `cached_attention.py` |

@@ -75,12 +75,16 @@ def scan_heads(
     out = torch.empty_like(x)
     for start in range(0, x.shape[1], chunk_size):
         part = slice(start, start + chunk_size)
-        out[:, part], state = _ssm_chunk(inputs[:, part], decay[:, part], B[:, part], C[:, part], state)
+        out[:, part], state = decaying_chunk(inputs[:, part], decay[:, part], B[:, part], C[:, part], state)
     return out + D.to(wide).unsqueeze(-1) * x, state
 
 
-def _ssm_chunk(x: Tensor, decay: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a chunk's outputs and the state behind it; `x` has its time step in it, `decay` is logarithmic."""
+def decaying_chunk(x: Tensor, decay: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs of a chunk that follow a state, and the state behind it.
+
+    state <- exp(decay) state + x B^T; out = state C. All are [batch, tokens, heads, size], but decay [batch, tokens,
+    heads], logarithmic, and state [batch, heads, size of x, size of B].
+    """
     total = decay.cumsum(1)  # [batch, tokens, heads]
     weights = torch.einsum("blhn,bshn->bhls", C, B) * pairwise_decay(total.transpose(1, 2))
     out = torch.einsum("bhls,bshp->blhp", weights, x)
@@ -92,9 +96,14 @@ def _ssm_chunk(x: Tensor, decay: Tensor, B: Tensor, C: Tensor, state: Tensor) ->
 
 def pairwise_decay(total: Tensor) -> Tensor:
     """Return what is left at token l of what token s <= l brought, [..., l, s]; `total` is cumulative, logarithmic."""
+    return log_pairwise_decay(total).exp()
+
+
+def log_pairwise_decay(total: Tensor) -> Tensor:
+    """Return the logarithm of `pairwise_decay`."""
     difference = total.unsqueeze(-1) - total.unsqueeze(-2)
     later = torch.ones(difference.shape[-2:], dtype=torch.bool, device=total.device).triu(1)
-    return difference.masked_fill(later, -torch.inf).exp()
+    return difference.masked_fill(later, -torch.inf)
 
 
 @register_op(

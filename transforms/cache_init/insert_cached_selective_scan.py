@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import fx
 
 from onboard.graph.cache import CacheResource, StateResource
-from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
+from onboard.graph.descriptor import StateDescriptor, tensor_argument
 from onboard.graph.insert_cached import InsertCached
-from onboard.graph.sequence import STATE_METADATA_NAMES
 from onboard.graph.transform import register_transform
 from onboard.ops.ssm import wide_dtype
 
 
-class SelectiveScanDescriptor(CachedOpDescriptor):
+class SelectiveScanDescriptor(StateDescriptor):
     """Mamba's selective scan."""
 
     source = torch.ops.onboard.torch_selective_scan
     cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_selective_scan"}
     num_tensors = 8
-    metadata = STATE_METADATA_NAMES
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return one cache of states, in the recurrence's own dtype."""
         x, decays = (tensor_argument(node, index).meta["val"] for index in (0, 2))
         return {"scan_cache": StateResource((int(decays.shape[0]), int(decays.shape[1])), wide_dtype(x))}
-
-    def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Nothing follows the cache."""
-        return ()
 
 
 @register_transform("insert_cached_selective_scan")

@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import fx, nn
 
 from onboard.graph.cache import CacheResource, StateResource
 from onboard.graph.context import TransformContext
-from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
-from onboard.graph.fx import arguments
+from onboard.graph.descriptor import StateDescriptor, tensor_argument
 from onboard.graph.insert_cached import InsertCached, InsertCachedConfig
-from onboard.graph.sequence import STATE_METADATA_NAMES
 from onboard.graph.transform import TransformInfo, register_transform
 from onboard.ops.ssm import wide_dtype
 
 
-class SSMDescriptor(CachedOpDescriptor):
+class SSMDescriptor(StateDescriptor):
     """Mamba 2's scan."""
 
     source = torch.ops.onboard.torch_ssm
     cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_ssm"}
     num_tensors = 7
-    metadata = STATE_METADATA_NAMES
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return one cache of states, in the recurrence's own dtype."""
         x, projected = (tensor_argument(node, index).meta["val"] for index in (0, 2))
         shape = (int(x.shape[2]), int(x.shape[3]), int(projected.shape[3]))
         return {"ssm_cache": StateResource(shape, wide_dtype(x))}
-
-    def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return time_step_limit and chunk_size."""
-        found = arguments(node)
-        return found["time_step_limit"], found["chunk_size"]
 
 
 class InsertCachedSSMAttentionConfig(InsertCachedConfig):

@@ -75,6 +75,22 @@ def _kda() -> _Mixer:
     return _Mixer([(4, 5), (4, 5), (4, 3), (4, 5), (4,)], [], call)
 
 
+def _lightning() -> _Mixer:
+    return _Mixer([(4, 5), (4, 5), (4, 3)], [torch.rand(4)], ops.torch_lightning_attention)
+
+
+def _recurrence() -> _Mixer:
+    return _Mixer([(5,), (5,)], [], lambda x, decay: ops.torch_linear_recurrence(x, decay.sigmoid()))
+
+
+def _wkv() -> _Mixer:
+    return _Mixer([(5,), (5,)], [torch.randn(5), torch.randn(5)], ops.torch_wkv)
+
+
+def _mlstm() -> _Mixer:
+    return _Mixer([(4, 5), (4, 5), (4, 3), (4,), (4,)], [], lambda *x: ops.torch_mlstm(*x, 1e-6))
+
+
 def _mla(**options: Any) -> _Mixer:
     def call(q_nope: Tensor, q_pe: Tensor, latent: Tensor, kpe: Tensor, weight: Tensor) -> Tensor:
         return ops.torch_mla(q_nope, q_pe, latent, kpe, weight, scale=0.3, **options)
@@ -87,6 +103,11 @@ MIXERS = {
     "insert_cached_ssm_attention": (_ssm, {"ssm_cache_0": (4, 5, 3)}),
     "insert_cached_selective_scan": (_scan, {"scan_cache_0": (5, 3)}),
     "insert_cached_gated_delta_rule": (_delta_rule, {"delta_cache_0": (4, 5, 3)}),
+    "insert_cached_lightning_attention": (_lightning, {"lightning_cache_0": (4, 3, 5)}),
+    "insert_cached_linear_recurrence": (_recurrence, {"recurrence_cache_0": (5,)}),
+    "insert_cached_token_shift": (lambda: _Mixer([(5,)], [], ops.torch_token_shift), {"shift_cache_0": (5,)}),
+    "insert_cached_wkv": (_wkv, {"wkv_cache_0": (3, 5)}),
+    "insert_cached_mlstm": (_mlstm, {"mlstm_cache_0": (4, 6, 4)}),
     "insert_cached_kda": (_kda, {"kda_cache_0": (4, 5, 3)}),
     "insert_cached_mla_attention": (_mla, {"mla_cache_0": (1, 4, 9)}),
 }

@@ -22,6 +22,11 @@ from onboard.ops.cached_delta_rule import torch_cached_gated_delta_rule
 from onboard.ops.cached_mla import torch_cached_mla
 from onboard.ops.cached_ssm import torch_cached_selective_scan, torch_cached_ssm
 from onboard.ops.kda import torch_cached_kda
+from onboard.ops.lightning import torch_cached_lightning_attention
+from onboard.ops.linear_recurrence import torch_cached_linear_recurrence
+from onboard.ops.mlstm import torch_cached_mlstm
+from onboard.ops.token_shift import torch_cached_token_shift
+from onboard.ops.wkv import torch_cached_wkv
 
 ops: Any = torch.ops.onboard
 PAGE = 4
@@ -104,6 +109,50 @@ def _kda() -> Mechanism:
     )
 
 
+def _lightning() -> Mechanism:
+    slopes = torch.rand(4, dtype=torch.float64)
+    return Mechanism(
+        lambda q, k, v: ops.torch_lightning_attention(q, k, v, slopes),
+        lambda q, k, v, info, cache: torch_cached_lightning_attention(q, k, v, slopes, *_state(info), cache),
+        [(4, 5), (4, 5), (4, 3)],
+        (4, 3, 5),
+    )
+
+
+def _recurrence() -> Mechanism:
+    return Mechanism(
+        lambda x, decay: ops.torch_linear_recurrence(x, decay.sigmoid()),
+        lambda x, decay, info, cache: torch_cached_linear_recurrence(x, decay.sigmoid(), *_state(info), cache),
+        [(5,), (5,)],
+        (5,),
+    )
+
+
+def _shift() -> Mechanism:
+    return Mechanism(
+        ops.torch_token_shift, lambda x, info, cache: torch_cached_token_shift(x, *_state(info), cache), [(5,)], (5,)
+    )
+
+
+def _wkv() -> Mechanism:
+    weights = _random(5), _random(5)
+    return Mechanism(
+        lambda key, value: ops.torch_wkv(key, value, *weights),
+        lambda key, value, info, cache: torch_cached_wkv(key, value, *weights, *_state(info), cache),
+        [(5,), (5,)],
+        (3, 5),
+    )
+
+
+def _mlstm() -> Mechanism:
+    return Mechanism(
+        lambda *x: ops.torch_mlstm(*x, 0.1),
+        lambda *x: torch_cached_mlstm(*x[:5], *_state(x[5]), x[6], 0.1),
+        [(4, 5), (4, 5), (4, 3), (4,), (4,)],
+        (4, 6, 4),
+    )
+
+
 def _mla(scale: float | None) -> Mechanism:
     heads, nope, rope, rank, value = 3, 6, 4, 5, 7
     weight = _random(heads * (nope + value), rank)
@@ -125,6 +174,11 @@ MECHANISMS = {
     "gated selective scan": lambda: _scan(gated=True),
     "gated delta rule": _delta_rule,
     "kda": _kda,
+    "lightning attention": _lightning,
+    "linear recurrence": _recurrence,
+    "token shift": _shift,
+    "wkv": _wkv,
+    "mlstm": _mlstm,
     "mla": lambda: _mla(None),
     "scaled mla": lambda: _mla(0.3),
 }

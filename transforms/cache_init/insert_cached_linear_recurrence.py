@@ -1,0 +1,35 @@
+"""Swap every diagonal linear recurrence for one that keeps each sequence's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from onboard.graph.cache import CacheResource, StateResource
+from onboard.graph.descriptor import StateDescriptor, tensor_argument
+from onboard.graph.insert_cached import InsertCached
+from onboard.graph.transform import register_transform
+from onboard.ops.ssm import wide_dtype
+
+
+class LinearRecurrenceDescriptor(StateDescriptor):
+    """The recurrence of RG-LRU."""
+
+    source = torch.ops.onboard.torch_linear_recurrence
+    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_linear_recurrence"}
+    num_tensors = 2
+
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+        """Return one cache of states, in the recurrence's own dtype."""
+        x = tensor_argument(node, 0).meta["val"]
+        return {"recurrence_cache": StateResource((int(x.shape[2]),), wide_dtype(x))}
+
+
+@register_transform("insert_cached_linear_recurrence")
+class InsertCachedLinearRecurrence(InsertCached):
+    """The state of each sequence in a slot of the cache."""
+
+    descriptor = LinearRecurrenceDescriptor()

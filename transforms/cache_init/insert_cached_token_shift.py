@@ -1,0 +1,34 @@
+"""Swap every token shift for one that keeps each sequence's last token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from onboard.graph.cache import CacheResource, StateResource
+from onboard.graph.descriptor import StateDescriptor, tensor_argument
+from onboard.graph.insert_cached import InsertCached
+from onboard.graph.transform import register_transform
+
+
+class TokenShiftDescriptor(StateDescriptor):
+    """Every token sees the one before it."""
+
+    source = torch.ops.onboard.torch_token_shift
+    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_token_shift"}
+    num_tensors = 1
+
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+        """Return one cache of tokens, in their own dtype."""
+        x = tensor_argument(node, 0).meta["val"]
+        return {"shift_cache": StateResource((int(x.shape[2]),), x.dtype)}
+
+
+@register_transform("insert_cached_token_shift")
+class InsertCachedTokenShift(InsertCached):
+    """The last token of each sequence in a slot of the cache."""
+
+    descriptor = TokenShiftDescriptor()
