@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +13,17 @@ from onboard.errors import UsageError
 
 if TYPE_CHECKING:
     from onboard.workflow.sweep.coverage import Coverage
+    from onboard.workflow.sweep.executors import Executor
     from onboard.workflow.sweep.record import Entry
     from onboard.workflow.sweep.sweep import Sweep
     from onboard.workflow.sweep.targets import Target
+
+
+class ExecutorName(StrEnum):
+    """Where models are onboarded."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 def sweep(
@@ -34,6 +43,15 @@ def sweep(
     root: Annotated[Path, typer.Option(help="Folder that everything is written to.", show_default="here")] = Path(),
     device: Annotated[Device, typer.Option(help="Where the models run.")] = Device.CPU,
     jobs: Annotated[int | None, typer.Option(min=1, help="Models at a time.", show_default="one a core or GPU")] = None,
+    executor: Annotated[
+        ExecutorName, typer.Option(help="local: on this machine; ray: spread over the cores or GPUs of a Ray cluster.")
+    ] = ExecutorName.LOCAL,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="The Ray cluster.", show_default="RAY_ADDRESS, or one started on this machine"
+        ),
+    ] = None,
     mode: Annotated[
         ModeName, typer.Option(help="graph: onboard; hf, transformers: run transformers' own model, without a file.")
     ] = ModeName.GRAPH,
@@ -55,7 +73,7 @@ def sweep(
     targets = _targets(models or [], all_transformers, types, variants, root)
     todo = Sweep(targets, root.expanduser().resolve(), options)
     complete = all_transformers and types is None and mode is ModeName.GRAPH
-    entries, interrupted = _run(todo, chosen, jobs)
+    entries, interrupted = _run(todo, _executor(executor, chosen, jobs, address))
     coverage = _coverage(todo, entries)
     _show(coverage, todo.root if complete else None, as_json)
     if interrupted:
@@ -82,15 +100,25 @@ def _targets(models: list[str], all_transformers: bool, types: str | None, varia
     return [*found.values(), *second]
 
 
-def _run(todo: Sweep, device: str, jobs: int | None) -> tuple[list[Entry], bool]:
+def _executor(name: ExecutorName, device: str, jobs: int | None, address: str | None) -> Executor:
+    from onboard.workflow.sweep.executors import local_executor
+    from onboard.workflow.sweep.ray_executor import ray_executor
+
+    if name is ExecutorName.RAY:
+        return ray_executor(device, jobs, address)
+    if address is not None:
+        raise UsageError("--address is that of a Ray cluster", hint="Use it with --executor ray")
+    return local_executor(device, jobs)
+
+
+def _run(todo: Sweep, executor: Executor) -> tuple[list[Entry], bool]:
     """Return the entries, and whether an interrupt cut the list short."""
     from onboard.cli.sweep_progress import sweep_progress
-    from onboard.workflow.sweep.executors import local_executor
 
     entries: list[Entry] = []
     with sweep_progress(len(todo.targets)) as progress:
         try:
-            for entry, ran in todo.run(local_executor(device, jobs), lambda job: progress.started(job.target.label)):
+            for entry, ran in todo.run(executor, lambda job: progress.started(job.target.label)):
                 entries.append(entry)
                 progress.finished(entry, ran)
         except KeyboardInterrupt:

@@ -11,6 +11,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from onboard.workflow.orphans import die_with
+
 RunPytest = Callable[[Sequence[str], Path, Mapping[str, str]], str]
 """(arguments of pytest, working folder, additions to the environment) -> everything that it printed."""
 
@@ -37,8 +39,9 @@ class ForkedPytest:
 
     def __init__(self) -> None:
         self._connection, other = Pipe()
-        self._pid = os.fork()
+        parent, self._pid = os.getpid(), os.fork()
         if self._pid == 0:
+            die_with(parent)
             self._connection.close()
             _serve(other)
         other.close()

@@ -28,6 +28,17 @@ def by_name(document: dict[str, Any]) -> dict[str, Any]:
     return {entry["type"]: entry for entry in document["entries"]}
 
 
+def comparable(entry: dict[str, Any]) -> dict[str, Any]:
+    """What two runs have in common: weights and prompts, and so the errors, are other ones each time."""
+    assert all(0 <= error <= 1e-5 for error in entry["errors"].values())
+    return {key: value for key, value in entry.items() if key not in ("seconds", "errors")}
+
+
+def left_by(target: str, root: Path) -> set[str]:
+    folder = root / ".onboard" / "sweep" / target / "root"
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.mark.slow
 def test_a_sweep_finds_what_works_and_goes_on_where_it_was(tmp_path: Path) -> None:
     done = sweep(tmp_path, "llama", "cpmant", "--json")
@@ -45,6 +56,15 @@ def test_a_sweep_finds_what_works_and_goes_on_where_it_was(tmp_path: Path) -> No
     again = sweep(tmp_path, "llama", "cpmant", "--json")
     assert by_name(json.loads(again.stdout)) == first
     assert again.stderr.count("unchanged") == 2
+
+    # A Ray cluster of this machine finds the same, and brings it here.
+    done = sweep(tmp_path / "ray", "llama", "cpmant", "--json", "--executor", "ray", "--jobs", "2")
+    assert done.returncode == 0, done.stderr
+    spread = by_name(json.loads(done.stdout))
+    assert {name: comparable(entry) for name, entry in spread.items()} == {
+        name: comparable(entry) for name, entry in first.items()
+    }
+    assert left_by("llama", tmp_path / "ray") == left_by("llama", tmp_path)
 
 
 SAMPLE = ("bart", "roberta", "bloom", "gpt_neo", "mamba2", "lfm2", "gemma3", "llama4_text", "deepseek_v32", "phi3")
@@ -128,6 +148,9 @@ def test_a_tool_that_generates_a_wrong_model_gets_no_pass(old: str, new: str, tm
         (["--types", "llama"], "--types chooses among --all-transformers"),
         (["--all-transformers", "--types", "lama"], "Did you mean 'llama'"),
         (["llama", "--limit-seconds", "0"], "is no limit"),
+        (["llama", "--address", "127.0.0.1:6379"], "Use it with --executor ray"),
+        (["llama", "--executor", "ray", "--address", "nowhere"], "is no address of a Ray cluster"),
+        (["llama", "--executor", "ray", "--address", "127.0.0.1:1"], "there is no Ray cluster at 127.0.0.1:1"),
     ],
 )
 def test_a_wrong_request_is_one_line_and_changes_nothing(words: list[str], text: str, tmp_path: Path) -> None:

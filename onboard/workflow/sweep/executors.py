@@ -84,14 +84,14 @@ class Worker:
 
     def close(self) -> None:
         """End the process: at once, with the child that it may be waiting for."""
-        if self._process is not None:
-            self._process.terminate()
+        process, self._process = self._process, None  # another thread may be waiting for its answer
+        if process is not None:
+            process.terminate()
             try:
-                self._process.wait(_PATIENCE)
+                process.wait(_PATIENCE)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
+                process.kill()
+                process.wait()
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:

@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from onboard.workflow.orphans import die_with
 from onboard.workflow.sweep.child import EVENTS, LOG, Job, run_child
 from onboard.workflow.sweep.record import TargetRecord
 
@@ -83,7 +84,7 @@ def do(job: Job) -> TargetRecord:
 def _fork(job: Job) -> int:
     """Start the child in a process group of its own, which what it starts is in as well."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # no child that `_children` does not know of
-    child = os.fork()
+    parent, child = os.getpid(), os.fork()
     if child:
         _children.add(child)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
@@ -91,6 +92,7 @@ def _fork(job: Job) -> int:
     code = 1
     try:
         os.setsid()
+        die_with(parent)
         for number in _ENDING:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
@@ -107,14 +109,19 @@ def _fork(job: Job) -> int:
 
 
 def _wait(child: int, deadline: float) -> int | None:
-    """Return the child's exit code (negative: the signal), or None when the time was over; its group ends with it."""
-    code = None
+    """Return the child's exit code (negative: the signal), or None when the time was over; its group ends with it.
+
+    Without the process that wants the answer this one ends as well.
+    """
+    code, parent = None, os.getppid()
     while code is None and time.monotonic() < deadline:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             code = os.waitstatus_to_exitcode(status)
         else:
             time.sleep(_POLL)
+        if os.getppid() != parent:
+            _end()
     if code is None:
         _kill_group(child)
         os.waitpid(child, 0)
