@@ -8,6 +8,7 @@
 | `torch_linear_simple`, `torch_swiglu_mlp` | `linear.py` |
 | `torch_mla` | `mla.py` |
 | `torch_sparse_mla` | `sparse.py` |
+| `torch_lightning_indexer` | `indexer.py` |
 | `torch_causal_conv1d` | `causal_conv.py` |
 | `torch_ssm`, `torch_selective_scan`, `torch_rmsnorm_gated` | `ssm.py` |
 | `torch_gated_delta_rule` | `delta_rule.py` |
@@ -17,6 +18,8 @@
 | `torch_cached_attention` | `cached_attention.py` |
 | `torch_cached_block_attention` | `block_attention.py` |
 | `torch_cached_mla` | `cached_mla.py` |
+| `torch_cached_sparse_mla` | `cached_sparse.py` |
+| `torch_cached_lightning_indexer` | `cached_indexer.py` |
 | `torch_cached_causal_conv1d` | `cached_causal_conv.py` |
 | `torch_cached_ssm`, `torch_cached_selective_scan` | `cached_ssm.py` |
 | `torch_cached_gated_delta_rule` | `cached_delta_rule.py` |
@@ -42,12 +45,15 @@ from onboard.ops import (  # noqa: F401  (registers)
     cached_attention,
     cached_causal_conv,
     cached_delta_rule,
+    cached_indexer,
     cached_mla,
+    cached_sparse,
     cached_ssm,
     causal_conv,
     delta_rule,
     fused,
     gather,
+    indexer,
     kda,
     linear,
     mla,
@@ -62,7 +68,7 @@ from onboard.ops.library import op_sources
 if importlib.util.find_spec("triton") is not None:
     from onboard.ops import triton  # noqa: F401  (registers)
 
-_CANONICAL = (attention, causal_conv, delta_rule, kda, linear, mla, moe, norm, rope, sparse, ssm)
+_CANONICAL = (attention, causal_conv, delta_rule, indexer, kda, linear, mla, moe, norm, rope, sparse, ssm)
 
 
 def has_triton() -> bool:
