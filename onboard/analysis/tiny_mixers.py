@@ -12,8 +12,9 @@ _STATE, _SCAN_HEADS, _CHUNK, _TIME_RANK = 12, 8, 8, 6
 _SCAN_HEAD_COUNTS = ("num_heads", "mamba_n_heads", "mamba_num_heads", "n_mamba_heads")
 _SCAN_HEAD_DIMS = ("mamba_d_head", "mamba_head_dim", "mamba_headdim")
 _GROUPS = ("n_groups", "mamba_n_groups", "mamba_ngroups")
-_INDEXER = {"index_topk": 6, "index_head_dim": 16, "index_n_heads": 4}
-"""Fewer keys than any prompt has, so that it matters which ones an indexer chooses."""
+_INDEXER = {"index_topk": 6, "index_head_dim": 16, "index_n_heads": 16}
+"""Fewer keys than any prompt has, so that it matters which ones an indexer chooses. With few heads, keys that none of
+them likes would often have the same score, zero, and which of them are chosen would be arbitrary."""
 _DELTA = {
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 10,

@@ -22,18 +22,19 @@ class MaskReader:
         self.known: dict[fx.Node, dict[str, Any]] = {}
 
     def read(self, mask: fx.Node | None, *, is_causal: bool = False) -> dict[str, Any]:
-        """Return `attn_mask`, `is_causal` and `sliding_window` for `torch_attention`.
+        """Return `attn_mask`, `is_causal`, `sliding_window` and `chunk_size` for `torch_attention`.
 
         A mask that is not recognised stays what it is.
         """
         if mask is None or is_causal:
-            return {"attn_mask": mask, "is_causal": is_causal, "sliding_window": None}
+            return {"attn_mask": mask, "is_causal": is_causal, "sliding_window": None, "chunk_size": None}
         if mask not in self.known:
             form = mask_form(self.gm, mask)
             self.known[mask] = {
                 "attn_mask": mask if form is None else None,
                 "is_causal": form is not None and form.is_causal,
                 "sliding_window": form.sliding_window if form is not None else None,
+                "chunk_size": form.chunk_size if form is not None else None,
             }
         return self.known[mask]
 

@@ -101,7 +101,9 @@ class AttentionDescriptor(CachedOpDescriptor):
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return a cache for the keys and one for the values, of the shapes that the tensors have."""
-        window = arguments(node)["sliding_window"]
+        found = arguments(node)
+        bounds = [found[name] for name in ("sliding_window", "chunk_size") if found[name] is not None]
+        window = min(bounds, default=None)
 
         def resource(tensor: fx.Node) -> KVPagedResource:
             val = tensor.meta["val"]
@@ -112,9 +114,10 @@ class AttentionDescriptor(CachedOpDescriptor):
         return {"k_cache": resource(tensor_argument(node, 1)), "v_cache": resource(tensor_argument(node, 2))}
 
     def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return sinks, scale, sliding_window, logit_cap and alibi_slopes."""
+        """Return sinks, scale, sliding_window, logit_cap, alibi_slopes and chunk_size."""
         found = arguments(node)
-        return tuple(found[name] for name in ("sinks", "scale", "sliding_window", "logit_cap", "alibi_slopes"))
+        names = ("sinks", "scale", "sliding_window", "logit_cap", "alibi_slopes", "chunk_size")
+        return tuple(found[name] for name in names)
 
 
 class StateDescriptor(CachedOpDescriptor):

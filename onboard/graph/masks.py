@@ -27,18 +27,20 @@ class MaskForm:
 
     is_causal: bool
     sliding_window: int | None = None
+    chunk_size: int | None = None
 
     def at(self, length: int) -> MaskForm:
-        """Return the form that shows in a sequence of `length`: a longer window is none."""
-        window = self.sliding_window
-        return MaskForm(self.is_causal, window if window is not None and window < length else None)
+        """Return the form that shows in a sequence of `length`: a longer window is none, nor is a longer chunk."""
+        bounds = (self.sliding_window, self.chunk_size)
+        window, chunk = (bound if bound is not None and bound < length else None for bound in bounds)
+        return MaskForm(self.is_causal, window, chunk)
 
 
 def mask_form(gm: fx.GraphModule, mask: fx.Node) -> MaskForm | None:
     """Return what a mask [batch, heads or 1, sequence, sequence] amounts to, None when it is none of the known forms.
 
-    A window longer than the probes is found through its literal: every integer in the mask's graph is replaced by a
-    small one in turn, and the window must follow it. A mask that is cut out of a table is looked at in its full size.
+    A window or chunk longer than the probes is found through its literal: every integer in the mask's graph is replaced
+    by a small one in turn, and the window must follow it. A mask cut out of a table is looked at in its full size.
     """
     longest = _table_length(gm, mask)
     if longest > _LONGEST_TABLE:
@@ -46,16 +48,24 @@ def mask_form(gm: fx.GraphModule, mask: fx.Node) -> MaskForm | None:
     short, form = (_form(_evaluate(gm, mask, length, {}), length) for length in (_LENGTHS[0], longest))
     if form is None or short != form.at(_LENGTHS[0]):
         return None
-    if form != MaskForm(True):
-        return form
-    windows = set()
+    return _bounded(gm, mask, form)
+
+
+def _bounded(gm: fx.GraphModule, mask: fx.Node, form: MaskForm) -> MaskForm | None:
+    """Return a mask's form with the bounds that show only once its literals are small."""
+    short = form.at(_LENGTHS[0])
+    windows, chunks = ({bound} if bound else set() for bound in (form.sliding_window, form.chunk_size))
     for literal in _literals(mask):
-        form = _form(_evaluate(gm, mask, _LENGTHS[0], {literal: _SMALL_WINDOW}), _LENGTHS[0])
-        if form is None or not form.is_causal:
+        small = _form(_evaluate(gm, mask, _LENGTHS[0], {literal: _SMALL_WINDOW}), _LENGTHS[0])
+        if small == short:
+            continue
+        if small is None or small.is_causal != form.is_causal or short != MaskForm(form.is_causal):
             return None
-        if form.sliding_window is not None:
-            windows.add(literal + form.sliding_window - _SMALL_WINDOW)
-    return MaskForm(True, min(windows, default=None))
+        if small.chunk_size is not None:
+            chunks.add(literal + small.chunk_size - _SMALL_WINDOW)
+        if small.sliding_window is not None:
+            windows.add(literal + small.sliding_window - _SMALL_WINDOW)
+    return MaskForm(form.is_causal, min(windows, default=None), min(chunks, default=None)) if len(chunks) < 2 else None
 
 
 def _table_length(gm: fx.GraphModule, mask: fx.Node) -> int:
@@ -72,15 +82,30 @@ def _form(mask: torch.Tensor | None, length: int) -> MaskForm | None:
     allowed = allowed.expand(_BATCH, allowed.shape[1], length, length)
     if bool(allowed.all()):
         return MaskForm(False)
-    distance = torch.arange(length).unsqueeze(1) - torch.arange(length)
-    window = int(allowed[0, 0, -1].sum())
-    if not torch.equal(allowed, ((distance >= 0) & (distance < window)).expand_as(allowed)):
-        return None
-    return MaskForm(True, window if window < length else None)
+    window, chunk = int(allowed[0, 0, -1].sum()), max(1, int(allowed[0, 0, :, 0].sum()))
+    candidates = (MaskForm(True, window), MaskForm(True, None, chunk), MaskForm(False, None, chunk))
+    found = (form for form in candidates if torch.equal(allowed, seen(form, length).expand_as(allowed)))
+    return next((form.at(length) for form in found), None)
+
+
+def seen(form: MaskForm, length: int) -> torch.Tensor:
+    """Return which keys each query sees, [length, length] bool."""
+    keys = torch.arange(length)
+    queries = keys.unsqueeze(1)
+    allowed = torch.ones(length, length, dtype=torch.bool)
+    if form.is_causal:
+        allowed = allowed & (queries >= keys)
+    if form.sliding_window is not None:
+        allowed = allowed & (queries - keys < form.sliding_window)
+    if form.chunk_size is not None:
+        allowed = allowed & (queries // form.chunk_size == keys // form.chunk_size)
+    return allowed
 
 
 def _allowed(mask: torch.Tensor | None, length: int) -> torch.Tensor | None:
     """Return a mask as bool, None when it is no mask: a bias, or of another shape."""
+    if mask is not None and mask.dim() == 2:
+        mask = mask[None, None]
     if mask is None or mask.dim() != 4 or mask.shape[0] not in (1, _BATCH) or mask.shape[-1] != length:
         return None
     if mask.dtype == torch.bool:

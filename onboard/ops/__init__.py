@@ -8,6 +8,7 @@
 | `torch_linear_simple`, `torch_swiglu_mlp` | `linear.py` |
 | `torch_mla` | `mla.py` |
 | `torch_sparse_mla` | `sparse.py` |
+| `torch_lightning_indexer` | `indexer.py` |
 | `torch_causal_conv1d` | `causal_conv.py` |
 | `torch_ssm`, `torch_selective_scan`, `torch_rmsnorm_gated` | `ssm.py` |
 | `torch_gated_delta_rule` | `delta_rule.py` |
@@ -22,6 +23,8 @@
 | `torch_cached_attention` | `cached_attention.py` |
 | `torch_cached_block_attention` | `block_attention.py` |
 | `torch_cached_mla` | `cached_mla.py` |
+| `torch_cached_sparse_mla` | `cached_sparse.py` |
+| `torch_cached_lightning_indexer` | `cached_indexer.py` |
 | `torch_cached_causal_conv1d` | `cached_causal_conv.py` |
 | `torch_cached_ssm`, `torch_cached_selective_scan` | `cached_ssm.py` |
 | `torch_cached_gated_delta_rule` | `cached_delta_rule.py` |

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -16,15 +18,20 @@ def _fake_attention(query: Tensor, key: Tensor, value: Tensor, *_: object, **__:
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
-def _position_mask(query: Tensor, key: Tensor, is_causal: bool, sliding_window: int | None) -> Tensor | None:
+def _position_mask(
+    query: Tensor, key: Tensor, is_causal: bool, sliding_window: int | None, chunk_size: int | None
+) -> Tensor | None:
     """Return which keys each query may see, [sq, sk] bool, or None for all; the last query meets the last key."""
-    if not is_causal and sliding_window is None:
-        return None
     sq, sk = query.shape[2], key.shape[2]
-    positions = torch.arange(sk - sq, sk, device=query.device).unsqueeze(1)
-    distance = positions - torch.arange(sk, device=query.device)
-    allowed = distance >= 0
-    return allowed if sliding_window is None else allowed & (distance < sliding_window)
+    positions, keys = torch.arange(sk - sq, sk, device=query.device).unsqueeze(1), torch.arange(sk, device=query.device)
+    parts = []
+    if is_causal or sliding_window is not None:
+        parts.append(positions >= keys)
+    if sliding_window is not None:
+        parts.append(positions - keys < sliding_window)
+    if chunk_size is not None:
+        parts.append(positions // chunk_size == keys // chunk_size)
+    return reduce(Tensor.logical_and, parts) if parts else None
 
 
 def _join_masks(attn_mask: Tensor | None, allowed: Tensor | None) -> Tensor | None:
@@ -114,12 +121,14 @@ def _attention_bnsd(
     sliding_window: int | None,
     logit_cap: float | None,
     alibi_slopes: Tensor | None,
+    chunk_size: int | None,
 ) -> Tensor:
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     plain = sinks is None and logit_cap is None and alibi_slopes is None
-    if plain and is_causal and attn_mask is None and sliding_window is None and query.shape[2] == key.shape[2]:
+    anywhere = attn_mask is None and sliding_window is None and chunk_size is None
+    if plain and is_causal and anywhere and query.shape[2] == key.shape[2]:
         return _plain_attention(query, key, value, None, dropout_p, True, scale)
-    mask = _join_masks(attn_mask, _position_mask(query, key, is_causal, sliding_window))
+    mask = _join_masks(attn_mask, _position_mask(query, key, is_causal, sliding_window, chunk_size))
     if plain:
         return _plain_attention(query, key, value, mask, dropout_p, False, scale)
     return _explicit_attention(query, key, value, mask, dropout_p, scale, sinks, logit_cap, alibi_slopes)
@@ -139,6 +148,7 @@ def torch_attention(
     logit_cap: float | None = None,
     layout: str = "bsnd",
     alibi_slopes: Tensor | None = None,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245); softmax in float32.
 
@@ -158,6 +168,7 @@ def torch_attention(
         layout: "bsnd" or "bnsd".
         alibi_slopes: [heads]; slope * (key position - query position) is added to the scores, after the cap (ALiBi,
             Press et al. 2022, arXiv:2108.12409).
+        chunk_size: C; a key is seen iff query position // C == key position // C (Llama 4).
 
     Returns:
         Like query, last dimension value_dim.
@@ -167,7 +178,7 @@ def torch_attention(
     """
     if layout not in ("bsnd", "bnsd"):
         raise ValueError(f"torch_attention: layout is {layout!r}; use 'bsnd' or 'bnsd'")
-    options = (attn_mask, dropout_p, is_causal, scale, sinks, sliding_window, logit_cap, alibi_slopes)
+    options = (attn_mask, dropout_p, is_causal, scale, sinks, sliding_window, logit_cap, alibi_slopes, chunk_size)
     if layout == "bnsd":
         return _attention_bnsd(query, key, value, *options).contiguous()
     out = _attention_bnsd(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), *options)

@@ -32,12 +32,13 @@ def torch_cached_block_attention(
     sliding_window: int | None = None,
     logit_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """`torch_cached_attention`, but new tokens of one block attend to each other in both directions.
 
     `blocks` [tokens] int32 is each new token's block, -1 outside of blocks; a block has to come in one step. A sliding
-    window bounds how far back a token sees, within a block, too. The other arguments and the result are those of
-    `torch_cached_attention`.
+    window bounds how far back a token sees, within a block, too; a chunk bounds both directions. The other arguments
+    and the result are those of `torch_cached_attention`.
     """
     write_tokens(k_cache, key[0], slot_mapping)
     write_tokens(v_cache, value[0], slot_mapping)
@@ -49,9 +50,8 @@ def torch_cached_block_attention(
         values = read_sequence(v_cache, block_table[sequence], length).to(query.dtype)
         mask = allowed(blocks[rows], length, sliding_window)
         new = query[:, rows].transpose(1, 2)
-        mixed = torch_attention(
-            new, keys, values, mask, 0.0, False, scale, sinks, None, logit_cap, "bnsd", alibi_slopes
-        )
+        options = (scale, sinks, None, logit_cap, "bnsd", alibi_slopes, chunk_size)
+        mixed = torch_attention(new, keys, values, mask, 0.0, False, *options)
         out[:, rows] = mixed.transpose(1, 2)
     return out
 

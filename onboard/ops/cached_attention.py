@@ -42,6 +42,7 @@ def torch_cached_attention(
     sliding_window: int | None = None,
     logit_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """Causal attention of a flat row of tokens: store their keys and values, then attend over the pages.
 
@@ -58,7 +59,7 @@ def torch_cached_attention(
         batch_info_host: [4] int32 on the CPU; the first entry is the number of sequences.
         k_cache: [pages, kv_heads, page_size, head_dim], written to; its dtype may differ from the activations'.
         v_cache: [pages, kv_heads, page_size, value_dim], likewise.
-        sinks, scale, sliding_window, logit_cap, alibi_slopes: as in `torch_attention`.
+        sinks, scale, sliding_window, logit_cap, alibi_slopes, chunk_size: as in `torch_attention`.
 
     Returns:
         [1, tokens, heads, value_dim]; zeros for tokens beyond the last sequence.
@@ -73,8 +74,7 @@ def torch_cached_attention(
         keys = read_sequence(k_cache, block_table[sequence], lengths[sequence]).to(query.dtype)
         values = read_sequence(v_cache, block_table[sequence], lengths[sequence]).to(query.dtype)
         new = query[:, rows].transpose(1, 2)
-        mixed = torch_attention(
-            new, keys, values, None, 0.0, True, scale, sinks, sliding_window, logit_cap, "bnsd", alibi_slopes
-        )
+        options = (scale, sinks, sliding_window, logit_cap, "bnsd", alibi_slopes, chunk_size)
+        mixed = torch_attention(new, keys, values, None, 0.0, True, *options)
         out[:, rows] = mixed.transpose(1, 2)
     return out

@@ -11,9 +11,12 @@ from onboard.ops.library import register_op
 
 
 def chosen_keys(indices: Tensor, keys: int) -> Tensor:
-    """Return which of `keys` keys a query may see, [batch, 1, sequence, keys] bool, from the ids of those chosen."""
-    chosen = torch.zeros(*indices.shape[:-1], keys, dtype=torch.bool, device=indices.device)
-    return chosen.scatter(-1, indices.long(), True).unsqueeze(1)
+    """Return which of `keys` keys a query may see, [batch, 1, sequence, keys] bool, from the ids of those chosen.
+
+    The id -1 stands for none.
+    """
+    chosen = torch.zeros(*indices.shape[:-1], keys + 1, dtype=torch.bool, device=indices.device)
+    return chosen.scatter(-1, indices.long() % (keys + 1), True)[..., :keys].unsqueeze(1)
 
 
 def _fake_sparse_mla(
@@ -40,11 +43,11 @@ def torch_sparse_mla(
     Args:
         q_nope: [batch, sequence, heads, nope_dim], the part of the queries without positions.
         q_pe: [batch, sequence, heads, rope_dim], the rotated part.
-        compressed_kv: [batch, sequence, rank], normalised, not yet expanded.
-        kpe: [batch, sequence, 1, rope_dim], rotated, the same for all heads.
+        compressed_kv: [batch, keys, rank], normalised, not yet expanded; the last query meets the last key.
+        kpe: [batch, keys, 1, rope_dim], rotated, the same for all heads.
         kv_b_proj_weight: [heads * (nope_dim + value_dim), rank].
-        indices: [batch, sequence, top_k] integers, the chosen keys of each query; those behind it count for nothing.
-            None: all are chosen.
+        indices: [batch, sequence, top_k] integers, the chosen keys of each query; those behind it count for nothing,
+            nor does -1. None: all are chosen.
         scale: factor of the scores; None: (nope_dim + rope_dim) ** -0.5.
         sinks: [heads], a logit of each head that takes weight and gives nothing.
         sliding_window: a query sees that many keys, itself the last.
@@ -53,7 +56,7 @@ def torch_sparse_mla(
         [batch, sequence, heads, value_dim] in the queries' dtype.
     """
     heads, nope = q_nope.shape[2:]
-    expanded = F.linear(compressed_kv, kv_b_proj_weight).reshape(*q_nope.shape[:3], -1)
+    expanded = F.linear(compressed_kv, kv_b_proj_weight).reshape(*compressed_kv.shape[:2], heads, -1)
     k_nope, value = expanded[..., :nope], expanded[..., nope:]
     key = torch.cat([k_nope, kpe.expand(-1, -1, heads, -1)], dim=-1)
     query = torch.cat([q_nope, q_pe], dim=-1)

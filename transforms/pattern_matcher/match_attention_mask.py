@@ -1,4 +1,4 @@
-"""Turn masks of canonical attention that are causal, or a band, into its own arguments."""
+"""Turn masks of canonical attention that are causal, a band or chunks into its own arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onboard.graph.transform import BaseTransform, TransformConfig, TransformInf
 
 @register_transform("match_attention_mask")
 class MatchAttentionMask(BaseTransform[TransformConfig]):
-    """Attention over pages knows positions only: a table of which keys a query sees has to become a window."""
+    """Attention over pages knows positions only: a table of which keys a query sees has to become a bound."""
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Rewrite each causal call whose mask says no more than positions do."""
@@ -26,8 +26,13 @@ class MatchAttentionMask(BaseTransform[TransformConfig]):
             read = masks.read(found["attn_mask"])
             if read["attn_mask"] is not None:
                 continue
+            if found["chunk_size"] is not None and read["chunk_size"] is not None:
+                continue
             windows = [window for window in (found["sliding_window"], read["sliding_window"]) if window is not None]
-            window = min(windows, default=None)
-            replace_with(node, rewrite_attention(gm, node, attn_mask=None, sliding_window=window))
+            bounds = {
+                "sliding_window": min(windows, default=None),
+                "chunk_size": found["chunk_size"] or read["chunk_size"],
+            }
+            replace_with(node, rewrite_attention(gm, node, attn_mask=None, **bounds))
             matches += 1
         return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)

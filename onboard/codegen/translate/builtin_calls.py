@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from onboard.codegen.translate import objects
+from onboard.codegen.translate import indexer, objects
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.values import (
     NONE,
@@ -99,7 +99,7 @@ def _listing(kind: type) -> Callable[[ast.expr, Args, Frame], Value]:
 def _smallest(expr: ast.expr, args: Args, frame: Frame) -> Value:
     """Return `min(a, b)`; of sizes that are symbols in an exported graph it must not compare them."""
     if len(args.positional) == 2 and not args.static():
-        return plain_call(attribute(name("torch"), "sym_min"), args)
+        return indexer.at_most(args, plain_call(attribute(name("torch"), "sym_min"), args).expr)
     return _fold(min)(expr, args, frame)
 
 

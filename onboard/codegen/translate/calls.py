@@ -17,6 +17,7 @@ from onboard.codegen.translate import (
     canonical,
     causal,
     composite,
+    indexer,
     latent,
     objects,
     recurrent,
@@ -227,9 +228,16 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
     static = args.static() and not _is_torch(obj)
     if obj is torch.zeros and not static:
         return replace(plain_call(expr, args), form=ZEROS)
-    if not static and (attended := scores.call_of(obj, args, _unmasked_call(expr, args))) is not None:
+    if not static and (attended := _of_scores(obj, args, _unmasked_call(expr, args))) is not None:
         return attended
     return plain_call(expr, args, static)
+
+
+def _of_scores(obj: Any, args: Args, expr: ast.expr) -> Value | None:
+    """Return the result of a function of torch that attention or an indexer is made of; None for others."""
+    found = indexer.call_of(obj, args, expr)
+    of_indexer = any(isinstance(item, indexer.IndexScores) for item in args.positional)
+    return found if found is not None or of_indexer else scores.call_of(obj, args, expr)
 
 
 def _unmasked_call(expr: ast.expr, args: Args) -> ast.expr:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from onboard.codegen.translate import biases, calls, causal, objects, scores
+from onboard.codegen.translate import biases, calls, causal, indexer, objects, scores
 from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
 from onboard.codegen.translate.decisions import decided_here
 from onboard.codegen.translate.frame import Frame
@@ -205,6 +205,8 @@ def _scores(op: ast.operator, left: Value, right: Value) -> Value | None:
         if isinstance(left, scores.Scores) and left.normed:
             return scores.product(left, right, left.expr)
         return scores.product(left, right, ast.BinOp(residual(left), op, residual(right)))
+    if isinstance(left, indexer.IndexScores) or isinstance(right, indexer.IndexScores):
+        return indexer.combined(op, left, right)
     if not any(isinstance(side, scores.Scores) for side in (left, right)):
         return None
     bare = [replace(side, masked=False) if isinstance(side, Code) else side for side in (left, right)]

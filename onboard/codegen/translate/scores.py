@@ -240,7 +240,7 @@ def _size(scores: Scores, args: Args) -> Code | None:
 
 def softmax(scores: Value) -> Value | None:
     """Return attention's weights for its masked scores; None for anything else."""
-    if isinstance(scores, Scores) and scores.causal and not scores.normed:
+    if type(scores) is Scores and scores.causal and not scores.normed:
         return replace(scores, normed=True)
     return None
 

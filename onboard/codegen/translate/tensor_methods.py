@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from onboard.codegen.translate import biases, causal, folded, scores
+from onboard.codegen.translate import biases, causal, folded, indexer, scores
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.values import (
     CHANNELS,
@@ -35,7 +35,11 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
     """Return a tensor method's result; a transposition of heads and sequence is put off as long as it can be."""
     if isinstance(owner, scores.Scores):
         bare = plain_call(attribute(owner.expr, attr), _without_masks(args))
-        if (found := scores.method(owner, attr, args, bare.expr)) is not None:
+        if isinstance(owner, indexer.IndexScores):
+            found = indexer.method(owner, attr, args, bare.expr)
+        else:
+            found = scores.method(owner, attr, args, bare.expr)
+        if found is not None:
             return found
     if isinstance(owner, Folded) and (changed := folded.method(owner, attr, args)) is not None:
         return changed

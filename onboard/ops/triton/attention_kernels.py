@@ -41,12 +41,23 @@ def write_cache_kernel(
 
 
 @triton.jit
-def _first_key(position, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return the start of the first tile of keys that a query at this position sees."""
+def _oldest_key(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """Return the first key that a query at this position sees, one of which is bounded."""
     if WINDOW is None:
+        return position // CHUNK * CHUNK
+    elif CHUNK is None:
+        return tl.maximum(position - WINDOW + 1, 0)
+    else:
+        return tl.maximum(position - WINDOW + 1, position // CHUNK * CHUNK)
+
+
+@triton.jit
+def _first_key(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the start of the first tile of keys that a query at this position sees."""
+    if WINDOW is None and CHUNK is None:
         return 0
     else:
-        return tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        return _oldest_key(position, WINDOW, CHUNK) // BLOCK_N * BLOCK_N
 
 
 @triton.jit
@@ -76,8 +87,8 @@ def _attend_tiles(
     peak, total, mixed, query, position, slope, low, high, scale, table_ptr, k_ptr, v_ptr,
     k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
     MASKED: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-    LOGIT_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    BLOCK_VALUE: tl.constexpr,
+    CHUNK: tl.constexpr, LOGIT_CAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
     """Take the keys low..high of a sequence into the running peak and sum of weights, and the weighted sum of values.
 
@@ -99,8 +110,8 @@ def _attend_tiles(
             scores += slope[:, None] * (n[None, :] - position[:, None]).to(tl.float32)
         if MASKED:
             seen = stored[None, :] & (n[None, :] <= position[:, None])
-            if WINDOW is not None:
-                seen = seen & (n[None, :] > position[:, None] - WINDOW)
+            if WINDOW is not None or CHUNK is not None:
+                seen = seen & (n[None, :] >= _oldest_key(position, WINDOW, CHUNK)[:, None])
             scores = tl.where(seen, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         reference = new_peak
@@ -121,7 +132,8 @@ def attention_kernel(
     query_stride_token, query_stride_head, key_stride_token, key_stride_head, value_stride_token, value_stride_head,
     table_stride, k_stride_page, k_stride_head, k_stride_slot, v_stride_page, v_stride_head, v_stride_slot,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr, LOGIT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, LOGIT_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr,
     SPLIT: tl.constexpr, WRITE: tl.constexpr, DOT_TYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
@@ -142,7 +154,7 @@ def attention_kernel(
     row = block * BLOCK_M + tl.arange(0, BLOCK_M)
     position = length - queries + row // GROUP
     first_position = length - queries + block * BLOCK_M // GROUP
-    first = _first_key(first_position, WINDOW, BLOCK_N)
+    first = _first_key(first_position, WINDOW, CHUNK, BLOCK_N)
     end = tl.minimum(length, length - queries + (block * BLOCK_M + BLOCK_M - 1) // GROUP + 1)
     share = _keys_per_split(first, end, splits, BLOCK_N)
     low = first + split * share
@@ -180,18 +192,18 @@ def attention_kernel(
             _store_new_token(k_cache_ptr, new_key, slot, k_stride_page, k_stride_slot, channel, DIM, PAGE)
             _store_new_token(v_cache_ptr, new_value, slot, v_stride_page, v_stride_slot, value_channel, VALUE_DIM, PAGE)
             high -= 1
-    elif WINDOW is None:
+    elif WINDOW is None and CHUNK is None:
         whole = low + tl.maximum(tl.minimum(high, first_position + 1) - low, 0) // BLOCK_N * BLOCK_N
         peak, total, mixed = _attend_tiles(
             peak, total, mixed, query, position, slope, low, whole, scale, table_ptr, k_cache_ptr, v_cache_ptr,
             k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
-            False, DIM, VALUE_DIM, PAGE, WINDOW, LOGIT_CAP, HAS_SLOPES, BLOCK_N, BLOCK_DIM, BLOCK_VALUE,
+            False, DIM, VALUE_DIM, PAGE, WINDOW, CHUNK, LOGIT_CAP, HAS_SLOPES, BLOCK_N, BLOCK_DIM, BLOCK_VALUE,
         )  # fmt: skip
         low = whole
     peak, total, mixed = _attend_tiles(
         peak, total, mixed, query, position, slope, low, high, scale, table_ptr, k_cache_ptr, v_cache_ptr,
         k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
-        True, DIM, VALUE_DIM, PAGE, WINDOW, LOGIT_CAP, HAS_SLOPES, BLOCK_N, BLOCK_DIM, BLOCK_VALUE,
+        True, DIM, VALUE_DIM, PAGE, WINDOW, CHUNK, LOGIT_CAP, HAS_SLOPES, BLOCK_N, BLOCK_DIM, BLOCK_VALUE,
     )  # fmt: skip
 
     if not SPLIT:
@@ -213,7 +225,7 @@ def attention_kernel(
 @triton.jit
 def combine_kernel(
     out_ptr, parts_ptr, lse_ptr, cu_seqlens_ptr, kv_lens_ptr, sinks_ptr,
-    HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
     """Join the parts of one head of one decoding sequence, weighted by what each was divided by."""
@@ -222,7 +234,7 @@ def combine_kernel(
     if tl.load(cu_seqlens_ptr + sequence + 1) == token:
         return
     length = tl.load(kv_lens_ptr + sequence)
-    first = _first_key(length - 1, WINDOW, BLOCK_N)
+    first = _first_key(length - 1, WINDOW, CHUNK, BLOCK_N)
     share = _keys_per_split(first, length, SPLITS, BLOCK_N)
     split, channel = tl.arange(0, SPLITS), tl.arange(0, BLOCK_VALUE)
     used = split * share < length - first

@@ -107,6 +107,7 @@ def triton_cached_attention(
     sliding_window: int | None = None,
     logit_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """`torch_cached_attention` as kernels: one or two launches in decode, two otherwise.
 
@@ -128,6 +129,7 @@ def triton_cached_attention(
     common: dict[str, Any] = {
         "VALUE_DIM": value_dim,
         "WINDOW": sliding_window,
+        "CHUNK": chunk_size,
         "HAS_SINKS": sinks is not None,
         "BLOCK_N": plan.tiles.keys,
         "BLOCK_VALUE": tile_width(value_dim),

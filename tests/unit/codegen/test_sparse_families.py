@@ -32,14 +32,14 @@ def test_own_and_shared_choices_of_keys_equal_transformers_and_export() -> None:
     assert proofs[-1].path == ""
     assert max(proof.error for proof in proofs) <= TOLERANCE
     assert text.count(".torch_sparse_mla(") == 1
-    assert "torch.sym_min(self.index_topk" in text
+    assert text.count(".torch_lightning_indexer(") == 1
 
 
 @pytest.mark.parametrize(
     ("right", "wrong", "block"),
     [
-        ("self.index_topk, index_scores", "self.index_topk - 1, index_scores", "indexer"),
-        ("triu(1)", "triu(2)", "indexer"),
+        ("self.index_topk, self", "self.index_topk - 1, self", "indexer"),
+        ("weights, self.index_topk", "weights.abs(), self.index_topk", "indexer"),
         ("topk_indices, self.scaling", "topk_indices.sort(dim=-1).values[..., 1:], self.scaling", "self_attn"),
     ],
 )

@@ -98,6 +98,22 @@ def _mla(**options: Any) -> _Mixer:
     return _Mixer([(3, 6), (3, 4), (5,), (1, 4)], [torch.randn(3 * (6 + 7), 5)], call)
 
 
+def _windowed_mla() -> _Mixer:
+    def call(q_nope: Tensor, q_pe: Tensor, latent: Tensor, kpe: Tensor, weight: Tensor, sinks: Tensor) -> Tensor:
+        return ops.torch_sparse_mla(q_nope, q_pe, latent, kpe, weight, None, 0.3, sinks, 3)
+
+    return _Mixer([(3, 6), (3, 4), (5,), (1, 4)], [torch.randn(3 * (6 + 7), 5), torch.randn(3)], call)
+
+
+def _indexed_mla() -> _Mixer:
+    def call(q_nope: Tensor, q_pe: Tensor, latent: Tensor, kpe: Tensor, *rest: Tensor) -> Tensor:
+        chosen = ops.torch_lightning_indexer(*rest[:3], 4, 0.5)
+        return ops.torch_sparse_mla(q_nope, q_pe, latent, kpe, rest[3], chosen, 0.3)
+
+    shapes = [(3, 6), (3, 4), (5,), (1, 4), (16, 3), (3,), (16,)]
+    return _Mixer(shapes, [torch.randn(3 * (6 + 7), 5)], call)
+
+
 MIXERS = {
     "insert_cached_causal_conv": (_conv, {"conv_cache_0": (6, 6)}),
     "insert_cached_ssm_attention": (_ssm, {"ssm_cache_0": (4, 5, 3)}),
@@ -110,6 +126,8 @@ MIXERS = {
     "insert_cached_mlstm": (_mlstm, {"mlstm_cache_0": (4, 6, 4)}),
     "insert_cached_kda": (_kda, {"kda_cache_0": (4, 5, 3)}),
     "insert_cached_mla_attention": (_mla, {"mla_cache_0": (1, 4, 9)}),
+    "insert_cached_sparse_mla_attention": (_windowed_mla, {"mla_cache_0": (1, 4, 9)}),
+    "insert_cached_lightning_indexer": (_indexed_mla, {"index_cache_0": (1, 4, 3), "mla_cache_0": (1, 4, 9)}),
 }
 
 
@@ -139,6 +157,8 @@ def test_the_cached_graph_computes_the_same(key: str) -> None:
         gm = _exported(model, context)
         expected = model(ids, torch.arange(TOKENS)[None])[0]
         gm, info = _apply(key, gm, context)
+        if key == "insert_cached_lightning_indexer":  # what it chooses counts for the attention behind it
+            gm, _ = _apply("insert_cached_sparse_mla_attention", gm, context)
         for then in ("initialize_cache", "resize_kv_cache"):
             _apply(then, gm, context)
         gm.recompile()

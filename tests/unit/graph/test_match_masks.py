@@ -36,6 +36,10 @@ def _triangle(input_ids: Tensor, position_ids: Tensor) -> Tensor:
     return torch.ones(sequence, sequence, dtype=torch.bool).tril()[None, None]
 
 
+def _same(chunk: Tensor) -> Tensor:
+    return (chunk[:, :, None] == chunk[:, None, :])[:, None]
+
+
 def _chunks(size: int) -> Callable[[Tensor, Tensor], Tensor]:
     def formula(_: Tensor, positions: Tensor) -> Tensor:
         chunk = positions // size
@@ -44,19 +48,33 @@ def _chunks(size: int) -> Callable[[Tensor, Tensor], Tensor]:
     return formula
 
 
+def _chunks_of_row(input_ids: Tensor, _: Tensor) -> Tensor:
+    chunks = torch.arange(input_ids.shape[1]) // 8192
+    return chunks.unsqueeze(1) == chunks
+
+
 FORMS: list[tuple[str, Callable[[Tensor, Tensor], Tensor], MaskForm | None]] = [
     ("causal", lambda _, p: _distance(p) >= 0, MaskForm(True)),
     ("causal, from sizes", _triangle, MaskForm(True)),
     ("causal, additive", lambda _, p: _additive(_distance(p) >= 0), MaskForm(True)),
     ("causal, expanded over heads", lambda _, p: (_distance(p) >= 0).expand(-1, 4, -1, -1), MaskForm(True)),
-    ("everything", lambda _, p: _distance(p) < 10**6, MaskForm(False)),
+    ("everything", lambda _, p: _distance(p) == _distance(p), MaskForm(False)),
+    ("later keys and near ones", lambda _, p: _distance(p) < 4096, None),
     ("window shorter than the probes", _band(5), MaskForm(True, 5)),
     ("window between the probes", _band(30), MaskForm(True, 30)),
     ("window longer than the probes", _band(4096), MaskForm(True, 4096)),
     ("window with its bound inside", lambda _, p: (_distance(p) >= 0) & (_distance(p) <= 4096), MaskForm(True, 4097)),
     ("two windows", lambda i, p: _band(4096)(i, p) & _band(512)(i, p), MaskForm(True, 512)),
-    ("short chunks", _chunks(7), None),
-    ("long chunks", _chunks(8192), None),
+    ("short chunks", _chunks(7), MaskForm(True, None, 7)),
+    ("chunks between the probes", _chunks(30), MaskForm(True, None, 30)),
+    ("long chunks", _chunks(8192), MaskForm(True, None, 8192)),
+    ("chunks of two lengths", lambda i, p: _chunks(7)(i, p) & _chunks(5)(i, p), None),
+    ("long chunks of two lengths", lambda i, p: _chunks(8192)(i, p) & _chunks(4096)(i, p), None),
+    ("long chunks that see ahead", lambda _, p: _same(p // 8192), MaskForm(False, None, 8192)),
+    ("long chunks in a window", lambda i, p: _chunks(8192)(i, p) & _band(4096)(i, p), MaskForm(True, 4096, 8192)),
+    ("short chunks in a window", lambda i, p: _chunks(7)(i, p) & _band(3)(i, p), None),
+    ("long chunks in a short window", lambda i, p: _chunks(8192)(i, p) & _band(5)(i, p), None),
+    ("long chunks of the row", _chunks_of_row, MaskForm(False, None, 8192)),
     ("not causal", lambda _, p: _distance(p) <= 0, None),
     ("padding", lambda i, p: (_distance(p) >= 0) & (i > 3)[:, None, None], None),
     ("bias", lambda _, p: _distance(p).float() * -0.1, None),

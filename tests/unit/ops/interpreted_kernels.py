@@ -22,10 +22,12 @@ VARIANTS = {
     "scale": Options(scale=0.7),
     "window": Options(sliding_window=5),
     "long window": Options(sliding_window=70),
+    "chunks": Options(chunk_size=7),
+    "long chunks": Options(sinks=SINKS, chunk_size=60),
     "cap": Options(logit_cap=0.8),
     "sinks": Options(sinks=SINKS),
     "slopes": Options(alibi_slopes=SLOPES),
-    "all": Options(0.7, SINKS, 37, 0.8, SLOPES),
+    "all": Options(0.7, SINKS, 37, 0.8, SLOPES, 50),
 }
 STEPS = {
     "prefill": [(5, 5), (1, 1), (17, 17)],

@@ -18,6 +18,7 @@ class Options:
     sliding_window: int | None = None
     logit_cap: float | None = None
     alibi_slopes: Tensor | None = None
+    chunk_size: int | None = None
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -66,6 +67,8 @@ def attention(
                     if (causal or windowed) and j > position:
                         seen[j] = False
                     if windowed and position - j >= options.sliding_window:
+                        seen[j] = False
+                    if options.chunk_size is not None and position // options.chunk_size != j // options.chunk_size:
                         seen[j] = False
                 if options.alibi_slopes is not None:
                     bias += float(options.alibi_slopes[n]) * (torch.arange(sk, dtype=torch.float64) - position)

@@ -26,6 +26,8 @@ VARIANTS = {
     "plain": Options(),
     "scale": Options(scale=0.7),
     "window": Options(sliding_window=3),
+    "chunks": Options(chunk_size=3),
+    "window in chunks": Options(sliding_window=2, chunk_size=3),
     "cap": Options(logit_cap=0.8),
     "sinks": Options(sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
     "slopes": Options(alibi_slopes=torch.tensor([0.5, 0.25, 0.125, 0.7])),

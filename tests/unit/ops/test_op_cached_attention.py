@@ -17,6 +17,8 @@ STEPS = {
 VARIANTS = {
     "plain": Options(),
     "window": Options(sliding_window=5),
+    "chunks": Options(chunk_size=6),
+    "window in chunks": Options(sliding_window=5, chunk_size=7),
     "cap": Options(logit_cap=0.8),
     "sinks": Options(sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
     "slopes": Options(alibi_slopes=torch.tensor([0.5, 0.25, 0.125, 0.7])),

@@ -19,7 +19,9 @@ from torch import Tensor
 from onboard.graph.sequence import SequenceInfo
 from onboard.ops.cached_causal_conv import torch_cached_causal_conv1d
 from onboard.ops.cached_delta_rule import torch_cached_gated_delta_rule
+from onboard.ops.cached_indexer import torch_cached_lightning_indexer
 from onboard.ops.cached_mla import torch_cached_mla
+from onboard.ops.cached_sparse import torch_cached_sparse_mla
 from onboard.ops.cached_ssm import torch_cached_selective_scan, torch_cached_ssm
 from onboard.ops.kda import torch_cached_kda
 from onboard.ops.lightning import torch_cached_lightning_attention
@@ -153,17 +155,51 @@ def _mlstm() -> Mechanism:
     )
 
 
+def _pages(info: dict[str, Tensor]) -> list[Tensor]:
+    return [info[name] for name in ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host")]
+
+
+HEADS, NOPE, ROPE, RANK, VALUE = 3, 6, 4, 5, 7
+LATENT = [(HEADS, NOPE), (HEADS, ROPE), (RANK,), (1, ROPE)]
+
+
 def _mla(scale: float | None) -> Mechanism:
-    heads, nope, rope, rank, value = 3, 6, 4, 5, 7
-    weight = _random(heads * (nope + value), rank)
-    names = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host")
+    weight = _random(HEADS * (NOPE + VALUE), RANK)
     return Mechanism(
         lambda *x: ops.torch_mla(*x, weight, True, scale),
-        lambda *x: torch_cached_mla(*x[:4], weight, *(x[4][name] for name in names), x[5], scale),
-        [(heads, nope), (heads, rope), (rank,), (1, rope)],
-        (1, PAGE, rank + rope),
+        lambda *x: torch_cached_mla(*x[:4], weight, *_pages(x[4]), x[5], scale),
+        LATENT,
+        (1, PAGE, RANK + ROPE),
         paged=True,
     )
+
+
+def _windowed_mla(window: int) -> Mechanism:
+    weight = _random(HEADS * (NOPE + VALUE), RANK)
+    return Mechanism(
+        lambda *x: ops.torch_sparse_mla(*x, weight, None, 0.3, None, window),
+        lambda *x: torch_cached_sparse_mla(*x[:4], weight, None, *_pages(x[4]), x[5], 0.3, None, window),
+        LATENT,
+        (1, PAGE, RANK + ROPE),
+        paged=True,
+    )
+
+
+def _indexed_mla(top_k: int, window: int | None = None) -> Mechanism:
+    """An indexer and the attention that it chooses keys for; a page holds the latents and the indexer's keys."""
+    weight, sinks, width = _random(HEADS * (NOPE + VALUE), RANK), _random(HEADS), RANK + ROPE
+
+    def whole(*x: Tensor) -> Tensor:
+        chosen = ops.torch_lightning_indexer(*x[4:], top_k, 0.4)
+        return ops.torch_sparse_mla(*x[:4], weight, chosen, None, sinks, window)
+
+    def cached(*x: Any) -> Tensor:
+        pages, cache = _pages(x[7]), x[8]
+        chosen = torch_cached_lightning_indexer(*x[4:7], *pages, cache[..., width:], top_k, 0.4)
+        return torch_cached_sparse_mla(*x[:4], weight, chosen, *pages, cache[..., :width], None, sinks, window)
+
+    shapes = [*LATENT, (8, 3), (3,), (8,)]
+    return Mechanism(whole, cached, shapes, (1, PAGE, width + 3), paged=True)
 
 
 MECHANISMS = {
@@ -181,6 +217,10 @@ MECHANISMS = {
     "mlstm": _mlstm,
     "mla": lambda: _mla(None),
     "scaled mla": lambda: _mla(0.3),
+    "windowed mla": lambda: _windowed_mla(3),
+    "indexed mla": lambda: _indexed_mla(3),
+    "indexed mla with a window": lambda: _indexed_mla(4, window=5),
+    "indexed mla with room for all": lambda: _indexed_mla(20),
 }
 LENGTHS = (9, 6, 12, 1, 3)
 ARRIVALS = (0, 1, 3, 4, 9)

@@ -40,7 +40,24 @@ def test_sparse_mla_sees_the_chosen_keys_that_are_not_later(with_sinks: bool) ->
     assert relative_error(actual, expected) < 1e-6
 
 
+def test_the_indexer_chooses_the_best_keys_that_are_not_later() -> None:
+    query, key, weights = torch.randn(2, 11, 12, 5), torch.randn(2, 11, 5), torch.randn(2, 11, 12)
+    chosen = ops.torch_lightning_indexer(query, key, weights, 4, 0.3)
+    assert chosen.shape == (2, 11, 4)
+    for row, position in [(b, i) for b in range(2) for i in range(11)]:
+        q, w = query[row, position].double(), weights[row, position].double()
+        scores = [sum(float(w[n]) * max(0.3 * float(q[n] @ k), 0.0) for n in range(12)) for k in key[row].double()]
+        best = sorted(range(position + 1), key=lambda each: -scores[each])[:4]
+        assert chosen[row, position, : position + 1].tolist() == best
+
+
+def test_the_indexer_takes_all_keys_of_a_short_text() -> None:
+    query, key, weights = torch.randn(1, 3, 12, 5), torch.randn(1, 3, 5), torch.randn(1, 3, 12)
+    assert ops.torch_lightning_indexer(query, key, weights, 4).sort(-1).values.tolist() == [[[0, 1, 2]] * 3]
+
+
 def test_registration_is_sound() -> None:
     q, latent, kpe = torch.randn(2, 3, 2, 4), torch.randn(2, 3, 6), torch.randn(2, 3, 1, 4)
     indices = torch.zeros(2, 3, 1, dtype=torch.int32)
     torch.library.opcheck(ops.torch_sparse_mla.default, (q, q + 1, latent, kpe, torch.randn(2 * 9, 6), indices))
+    torch.library.opcheck(ops.torch_lightning_indexer.default, (q, q[:, :, 0] + 1, torch.randn(2, 3, 2), 2))

@@ -1,0 +1,42 @@
+"""Swap every lightning indexer for one over a paged cache of its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from onboard.graph.cache import CacheResource, KVPagedResource
+from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
+from onboard.graph.fx import arguments
+from onboard.graph.insert_cached import InsertCached
+from onboard.graph.sequence import METADATA_NAMES
+from onboard.graph.transform import register_transform
+
+
+class LightningIndexerDescriptor(CachedOpDescriptor):
+    """The choice of keys for sparse attention, with small keys of its own."""
+
+    source = torch.ops.onboard.torch_lightning_indexer
+    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_lightning_indexer"}
+    num_tensors = 3
+    metadata = METADATA_NAMES
+
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+        """Return one cache: the key of a token, in its own dtype, since what is chosen hangs on small differences."""
+        key = tensor_argument(node, 1).meta["val"]
+        return {"index_cache": KVPagedResource(1, key.shape[-1], key.dtype, page_size)}
+
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return top_k and scale."""
+        found = arguments(node)
+        return found["top_k"], found["scale"]
+
+
+@register_transform("insert_cached_lightning_indexer")
+class InsertCachedLightningIndexer(InsertCached):
+    """The indexer's key of each token in pages of the cache."""
+
+    descriptor = LightningIndexerDescriptor()

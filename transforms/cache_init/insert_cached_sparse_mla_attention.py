@@ -1,0 +1,43 @@
+"""Swap every latent attention to chosen keys for one over a paged cache of latents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from onboard.graph.cache import CacheResource, KVPagedResource
+from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
+from onboard.graph.fx import arguments
+from onboard.graph.insert_cached import InsertCached
+from onboard.graph.sequence import METADATA_NAMES
+from onboard.graph.transform import register_transform
+
+
+class SparseMLADescriptor(CachedOpDescriptor):
+    """Latent attention to the keys that an indexer chose, or to those near the query."""
+
+    source = torch.ops.onboard.torch_sparse_mla
+    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_sparse_mla"}
+    num_tensors = 6
+    metadata = METADATA_NAMES
+
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+        """Return one cache: the latent and the rotated key of a token side by side."""
+        latent, rotated = (tensor_argument(node, index).meta["val"] for index in (2, 3))
+        width, window = latent.shape[-1] + rotated.shape[-1], arguments(node)["sliding_window"]
+        return {"mla_cache": KVPagedResource(1, width, dtype or latent.dtype, page_size, window)}
+
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return scale, sinks and sliding_window."""
+        found = arguments(node)
+        return tuple(found[name] for name in ("scale", "sinks", "sliding_window"))
+
+
+@register_transform("insert_cached_sparse_mla_attention")
+class InsertCachedSparseMLAAttention(InsertCached):
+    """Latents of each token in pages of the cache, of which attention reads the chosen ones."""
+
+    descriptor = SparseMLADescriptor()
