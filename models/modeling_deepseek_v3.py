@@ -7,6 +7,7 @@ modeling_deepseek_v3.py sha256 fac755282f38f17c.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,13 +20,13 @@ import onboard.ops  # noqa: F401  (registers the canonical ops)
 from onboard.modeling import CausalLMOutput, register_causal_lm
 
 
-def yarn_get_mscale(scale: int, mscale: int) -> torch.Tensor:
+def yarn_get_mscale(scale: float, mscale: float) -> float:
     if scale <= 1:
         return 1.0
     return 0.1 * mscale * math.log(scale) + 1.0
 
 
-def yarn_apply_mscale(rope_parameters: int, scaling: int) -> torch.Tensor:
+def yarn_apply_mscale(rope_parameters: dict[str, Any], scaling: float) -> float:
     if rope_parameters.get("rope_type", "default") != "default":
         mscale_all_dim = rope_parameters.get("mscale_all_dim", 0)
         if mscale_all_dim:
@@ -191,7 +192,7 @@ class DeepseekV3Expert(nn.Module):
 
 
 class DeepseekV3Experts(nn.ModuleList):
-    """Counterpart of the DeepseekV3Experts of transformers."""
+    """The experts of a mixture; all run together, in one op."""
 
     def __init__(self, config: DeepseekV3Config) -> None:
         super().__init__()

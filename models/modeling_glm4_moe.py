@@ -126,7 +126,7 @@ class Glm4MoeExpert(nn.Module):
 
 
 class Glm4MoeExperts(nn.ModuleList):
-    """Counterpart of the Glm4MoeExperts of transformers."""
+    """The experts of a mixture; all run together, in one op."""
 
     def __init__(self, config: Glm4MoeConfig) -> None:
         super().__init__()

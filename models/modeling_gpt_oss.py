@@ -151,7 +151,7 @@ class GptOssTopKRouter(nn.Module):
 
 
 class GptOssExperts(nn.Module):
-    """Counterpart of the GptOssExperts of transformers."""
+    """The experts of a mixture; all run together, in one op."""
 
     def __init__(self, config: GptOssConfig) -> None:
         super().__init__()

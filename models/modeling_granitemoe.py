@@ -122,7 +122,7 @@ class GraniteMoeTopKRouter(nn.Module):
 
 
 class GraniteMoeExperts(nn.Module):
-    """Counterpart of the GraniteMoeExperts of transformers."""
+    """The experts of a mixture; all run together, in one op."""
 
     def __init__(self, config: GraniteMoeConfig) -> None:
         super().__init__()

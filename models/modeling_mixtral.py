@@ -138,7 +138,7 @@ class MixtralExpert(nn.Module):
 
 
 class MixtralExperts(nn.ModuleList):
-    """Counterpart of the MixtralExperts of transformers."""
+    """The experts of a mixture; all run together, in one op."""
 
     def __init__(self, config: MixtralConfig) -> None:
         super().__init__()

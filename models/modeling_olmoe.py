@@ -161,7 +161,7 @@ class OlmoeExpert(nn.Module):
 
 
 class OlmoeExperts(nn.ModuleList):
-    """Counterpart of the OlmoeExperts of transformers."""
+    """The experts of a mixture; all run together, in one op."""
 
     def __init__(self, config: OlmoeConfig) -> None:
         super().__init__()

@@ -131,7 +131,7 @@ class Qwen2MoeExpert(nn.Module):
 
 
 class Qwen2MoeExperts(nn.ModuleList):
-    """Counterpart of the Qwen2MoeExperts of transformers."""
+    """The experts of a mixture; all run together, in one op."""
 
     def __init__(self, config: Qwen2MoeConfig) -> None:
         super().__init__()

@@ -131,7 +131,7 @@ class Qwen3MoeExpert(nn.Module):
 
 
 class Qwen3MoeExperts(nn.ModuleList):
-    """Counterpart of the Qwen3MoeExperts of transformers."""
+    """The experts of a mixture; all run together, in one op."""
 
     def __init__(self, config: Qwen3MoeConfig) -> None:
         super().__init__()

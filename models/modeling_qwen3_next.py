@@ -271,7 +271,7 @@ class Qwen3NextExpert(nn.Module):
 
 
 class Qwen3NextExperts(nn.ModuleList):
-    """Counterpart of the Qwen3NextExperts of transformers."""
+    """The experts of a mixture; all run together, in one op."""
 
     def __init__(self, config: Qwen3NextConfig) -> None:
         super().__init__()

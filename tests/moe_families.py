@@ -45,6 +45,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "routed_scaling_factor": 2.5,
         }
     },
+    "dbrx": {
+        "instruct": {
+            "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000},
+            "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+        }
+    },
+    "longcat_flash": {"560b": {"n_routed_experts": 512, "zero_expert_num": 256}, "all-routed": {"zero_expert_num": 0}},
     "hunyuan_v1_moe": {"a13b": {"head_dim": 128, "num_experts": 64, "moe_topk": 8}},
 }
 """Family -> variant -> fields that differ from the class's defaults; the first's file serves all."""

@@ -28,6 +28,9 @@ def class_docstring(kind: str, parameters: Mapping[str, Any], name: str) -> str:
         return f"Root-mean-square norm over the last dimension{offset}."
     if kind == "mlp":
         return f"{str(parameters['mlp']).capitalize()} feed-forward network, [batch, seq, hidden] to the same."
+    if kind == "experts":
+        others = " Further ids return their input." if parameters["identity"] else ""
+        return f"The experts of a mixture; all run together, in one op.{others}"
     return _CLASSES.get(kind, f"Counterpart of the {name} of transformers.")
 
 

@@ -34,6 +34,7 @@ _FIXED_IMPORTS = {
     "torch": "import torch",
     "nn": "from torch import nn",
     "math": "import math",
+    "Any": "from typing import Any",
     "F": "import torch.nn.functional as F",
 }
 _MODELING_ERRORS = "Report this architecture; its model file has to be written by hand"

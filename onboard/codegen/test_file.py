@@ -154,11 +154,13 @@ def _layers(spec: ModelSpec, model: nn.Module) -> dict[str, str]:
 def _blocks(spec: ModelSpec, model: nn.Module, layers: dict[str, str]) -> dict[str, str]:
     """Path -> kind of each block in those layers and outside of layers, what others are made of first.
 
-    A module that transformers itself does not call when it runs as a causal language model has nothing to compare.
+    A module that transformers itself does not call when it runs as a causal language model has nothing to compare, nor
+    has a part of experts, which run together in one op.
     """
     kinds = {block.class_name: block.kind for block in spec.blocks if block.kind not in _CONTAINERS}
     named = [(path, name) for path, name in _class_names(model, layers, spec.eager) if path not in spec.never_called]
-    found = {path: kinds[name] for path, name in named if name in kinds}
+    whole = tuple(f"{path}." for path, name in named if kinds.get(name) == "experts")
+    found = {path: kinds[name] for path, name in named if name in kinds and not path.startswith(whole)}
     known = {path: kind if kind in _KINDS else "other" for path, kind in found.items()}
     order = list(_KINDS)
     return {path: _KINDS[known[path]] for path in sorted(known, key=lambda path: order.index(known[path]))}

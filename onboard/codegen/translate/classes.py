@@ -62,6 +62,7 @@ from onboard.codegen.translate.values import (
     Untranslatable,
     Value,
     attribute,
+    is_static,
     name,
     passed,
     residual,
@@ -368,9 +369,8 @@ class Translator:
             execute(node.body, frame)
         prefix = "self."
         state.attributes = {k.removeprefix(prefix): v for k, v in frame.env.values.items() if k.startswith(prefix)}
-        if recognised and recognised.kind == experts.KIND:
-            frame.out = experts.init_body(frame.out, state.cls.__name__, recognised.parameters)
-        state.init = Routine(node, frame.source, body=frame.out)
+        body = experts.init_body(frame.out, state.cls.__name__, self.recognised)
+        state.init = Routine(node, frame.source, body=body)
 
     def _method(self, state: ClassState, attr: str, args: Args) -> Routine:
         """Return the translation of a method, made with the facts of all its uses."""
@@ -386,6 +386,7 @@ class Translator:
             recognised = self.recognised.get(state.cls.__name__)
             if recognised is not None and attr == "forward":
                 state.methods[attr] = blocks.forward(recognised, node, module_source(owner.__module__))
+                unrun.reach_parts(state)
             else:
                 frame = Frame(self, module_source(owner.__module__), "forward", state, owner)
                 frame.env.values["self"] = Self()
@@ -407,6 +408,7 @@ class Translator:
         if frame.kind == "forward" and node.name != "forward" and (given := given_back(frame)) is not None:
             routine.given = given
             return routine
+        routine.static = bool(frame.returns) and all(is_static(value) for _, value in frame.returns)
         routine.shape, routine.holes = finish_returns(frame)
         routine.body = cleanup.clean(frame.out)
         used = cleanup.free_names(routine.body)

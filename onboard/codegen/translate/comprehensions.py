@@ -24,6 +24,8 @@ from onboard.codegen.translate.values import (
     is_static,
     name,
     residual,
+    same,
+    same_code,
 )
 
 
@@ -131,7 +133,15 @@ def _unrolled(element: ast.expr, target: ast.expr, items: tuple[Value, ...], fra
         with frame.branch(env) as statements:
             out.append(evaluate(element, frame))
         _check_pure(statements, element, frame)
+    first = out[0] if out else None
+    if isinstance(first, Instance) and len(out) > 1 and all(_same_module(first, other) for other in out):
+        loop = ast.comprehension(name("_", store=True), call(name("range"), ast.Constant(len(out))), [], 0)
+        return ModuleList(first.made, ast.ListComp(first.expr, [loop]))
     return Items(tuple(out))
+
+
+def _same_module(first: Instance, other: Value) -> bool:
+    return isinstance(other, Instance) and same_code(first.expr, other.expr) and same(first, other)
 
 
 def iteration(node: ast.expr, frame: Frame) -> tuple[ast.expr, Value | None]:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from onboard.analysis.source import find_method, module_source
-from onboard.codegen.translate import cleanup, experts
+from onboard.codegen.translate import argument_types, cleanup, experts
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.execute import execute
 from onboard.codegen.translate.facts import default_nodes
@@ -34,8 +34,6 @@ from onboard.codegen.translate.values import (
     name,
     residual,
 )
-
-_SIMPLE = {"int", "float", "bool", "str"}
 
 
 @dataclass
@@ -196,13 +194,7 @@ def _guard(condition: ast.expr) -> ast.stmt:
 
 
 def _annotation(node: ast.FunctionDef, key: str) -> str:
-    parameter = next(item for item in (*node.args.args, *node.args.kwonlyargs) if item.arg == key)
-    written = ast.unparse(parameter.annotation) if parameter.annotation is not None else ""
-    simple = [part.strip() for part in written.split("|") if part.strip() in _SIMPLE]
-    default = default_nodes(node).get(key)
-    if not simple and isinstance(default, ast.Constant) and type(default.value).__name__ in _SIMPLE:
-        return type(default.value).__name__
-    return " | ".join(simple) or "int"
+    return argument_types.written(node, key) or "int"
 
 
 def _tied(state: ClassState, translator: Translator) -> list[ast.stmt]:
@@ -306,12 +298,11 @@ def _return_annotation(routine: Routine) -> str:
 
 def _function_text(key: str, routine: Routine) -> MethodText:
     static = {item for item, fact in routine.facts.items() if isinstance(fact, Code) and fact.static}
-    types = {item: _annotation(routine.node, item) for item in static if _is_named(routine.node, item)}
+    types = {item: argument_types.in_use(routine.node, item) for item in static if _is_named(routine.node, item)}
     types |= {item: "torch.device" for item in routine.parameters if item == "device"}
     parameters = [f"{item}: {types.get(item, 'torch.Tensor')}" for item in routine.parameters]
-    return MethodText(
-        key, f"({', '.join(parameters)}) -> {_return_annotation(routine)}", print_block(routine.body, routine.source)
-    )
+    kind = argument_types.returned(routine.node, types) if routine.static else _return_annotation(routine)
+    return MethodText(key, f"({', '.join(parameters)}) -> {kind}", print_block(routine.body, routine.source))
 
 
 def config_of(translator: Translator, cls: type) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from onboard.codegen.render import render
-from onboard.codegen.translate.values import Untranslatable, attribute, call, name
+from onboard.codegen.translate.values import Untranslatable, attribute, call, name, same_code
 
 KIND = "experts"
 MODULES = "modules"
@@ -15,7 +15,8 @@ MODULES = "modules"
 
 def identifiers(parameters: Mapping[str, Any]) -> list[str]:
     """Return what becomes code of a spec's parameters, which may be edited: all but numbers and None."""
-    return [str(value) for value in parameters.values() if not (value is None or isinstance(value, int | float))]
+    texts = [str(value) for value in parameters.values() if not (value is None or isinstance(value, int | float))]
+    return [part for text in texts for part in text.split(".")]
 
 
 def is_separate(recognised: Any) -> bool:
@@ -29,23 +30,66 @@ def inputs(parameters: Mapping[str, Any], names: list[str]) -> list[str]:
     return [item for item in names if item in wanted]
 
 
-def init_body(body: list[ast.stmt], class_name: str, parameters: Mapping[str, Any]) -> list[ast.stmt]:
-    """Return the statements of `__init__` with the activation's name in place of its function, and one module an expert
-    in place of the stacks where checkpoints have them so.
+def init_body(body: list[ast.stmt], class_name: str, recognised: Mapping[str, Any]) -> list[ast.stmt]:
+    """Return the statements of a class's `__init__` as experts need them, others' as they are.
+
+    The activation's name stands in place of its function, and one module an expert in place of the stacks where
+    checkpoints have them so. `recognised` is what the analysis found: class name -> how its block is generated.
     """
+    for own_class, block in recognised.items():
+        if block.kind != KIND or class_name not in (own_class, block.parameters["act_class"]):
+            continue
+        if class_name == (block.parameters["act_class"] or own_class):
+            body = _with_name(body, block.parameters)
+        if class_name == own_class:
+            body = _with_modules(body, class_name, block.parameters)
+    return body
+
+
+def _with_name(body: list[ast.stmt], parameters: Mapping[str, Any]) -> list[ast.stmt]:
+    """Return the statements with the activation's name in place of its function."""
+    out: list[ast.stmt] = []
+    leaf = (parameters["act"] or "").split(".")[-1]
+    for statement in body:
+        match statement:
+            case ast.Assign(targets=[ast.Attribute(attr=attr) as target], value=value) if attr == leaf:
+                key = value.slice if isinstance(value, ast.Subscript) else ast.Constant(parameters["activation"])
+                out.append(ast.copy_location(ast.Assign([target], key), statement))
+            case _:
+                out.append(statement)
+    return out
+
+
+def _with_modules(body: list[ast.stmt], class_name: str, parameters: Mapping[str, Any]) -> list[ast.stmt]:
+    """Return the statements with one module an expert in place of the stacks, where checkpoints have them so."""
     separate = parameters["layout"] == MODULES
     out: list[ast.stmt] = []
     for statement in body:
         match statement:
-            case ast.Assign(targets=[ast.Attribute(attr=attr) as target], value=value) if attr == parameters["act"]:
-                key = value.slice if isinstance(value, ast.Subscript) else ast.Constant(parameters["activation"])
-                out.append(ast.copy_location(ast.Assign([target], key), statement))
+            case ast.If(test=test, body=inside, orelse=[]) if separate:
+                inside = _with_modules(inside, class_name, parameters)
+                out.extend(inside if _counts_more_than_none(test, inside) else [ast.If(test, inside, [])])
             case ast.Assign(targets=[ast.Attribute(attr=attr)], value=value) if separate and _is_parameter(value):
                 if attr == parameters["down_stack"]:
                     out.append(ast.copy_location(_extend(value, class_name, parameters["down_transposed"]), statement))
             case _:
                 out.append(statement)
     return out
+
+
+def _counts_more_than_none(test: ast.expr, body: list[ast.stmt]) -> bool:
+    """Whether a condition is `experts > 0` and what it guards makes that many experts, so that it says nothing."""
+    match test, body:
+        case (
+            ast.Compare(left=number, ops=[ast.Gt()], comparators=[ast.Constant(value=0)]),
+            [
+                ast.Expr(
+                    value=ast.Call(args=[ast.GeneratorExp(generators=[ast.comprehension(iter=ast.Call(args=[n]))])])
+                )
+            ],
+        ):
+            return same_code(number, n)
+    return False
 
 
 def _is_parameter(value: ast.expr) -> bool:

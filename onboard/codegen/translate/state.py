@@ -50,6 +50,8 @@ class Routine:
     body: list[ast.stmt] = field(default_factory=list)
     shape: Value = NONE
     holes: int = 0
+    static: bool = False
+    """It returns one value that depends on config and constants only."""
     facts: dict[str, Value] = field(default_factory=dict)
     """What the translation takes for granted of its parameters."""
     given: Value | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -24,6 +25,18 @@ def reach(translator: Translator) -> None:
                 if attr not in read and isinstance(value, Instance) and _is_to_reach(state, attr, value):
                     translator.reached(value)
         done += new
+
+
+def reach_parts(state: ClassState) -> None:
+    """Translate the constructors of the modules that the template of a class's forward reads attributes of."""
+    nodes = [node for routine in state.methods.values() for item in routine.body for node in ast.walk(item)]
+    for node in nodes:
+        match node:
+            case ast.Attribute(value=ast.Attribute(value=ast.Name(id="self"), attr=part), attr=attr):
+                value = state.attributes.get(part)
+                if isinstance(value, Instance) and all(map(state.translator.translates, value.classes)):
+                    for reached in state.translator.reached(value):
+                        reached.read_outside.add(attr)
 
 
 def _is_to_reach(state: ClassState, attr: str, value: Instance) -> bool:
