@@ -68,11 +68,11 @@ def _delta_rule() -> _Mixer:
     return _Mixer([(2, 5), (2, 5), (4, 3), (4,), (4,)], [], call)
 
 
-def _mla(**options: Any) -> _Mixer:
+def _mla(rank: int = 5, **options: Any) -> _Mixer:
     def call(q_nope: Tensor, q_pe: Tensor, latent: Tensor, kpe: Tensor, weight: Tensor) -> Tensor:
         return ops.torch_mla(q_nope, q_pe, latent, kpe, weight, scale=0.3, **options)
 
-    return _Mixer([(3, 6), (3, 4), (5,), (1, 4)], [torch.randn(3 * (6 + 7), 5)], call)
+    return _Mixer([(3, 6), (3, 4), (rank,), (1, 4)], [torch.randn(3 * (6 + 7), rank)], call)
 
 
 MIXERS = {
@@ -131,13 +131,45 @@ def test_what_cannot_be_cached_is_named(key: str, make: Any) -> None:
         _apply(key, _exported(make(), context), context)
 
 
-def test_a_back_end_that_a_mechanism_lacks_is_a_fact_once_and_a_wish_for_it_an_error() -> None:
-    context = _context(attn_backend="triton")
+def test_a_back_end_that_a_mechanism_lacks_is_a_fact_once_and_a_wish_for_it_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key, context = "insert_cached_mla_attention", _context(attn_backend="triton")
+    monkeypatch.setattr(type(get_transform(key).descriptor), "cached_names", {"torch": "torch_cached_mla"})
     for _ in range(2):
-        _apply("insert_cached_mla_attention", _exported(_mla(), context), context)
-    assert context.facts == ["insert_cached_mla_attention has no back end triton: torch is used"]
+        _apply(key, _exported(_mla(), context), context)
+    assert context.facts == [f"{key}: torch is used, not triton: this mechanism has no such operator"]
     with pytest.raises(OnboardError, match="no attention back end 'triton'"):
-        _apply("insert_cached_mla_attention", _exported(_mla(), context), context, backend="triton")
+        _apply(key, _exported(_mla(), context), context, backend="triton")
+
+
+TOO_MUCH_FOR_KERNELS = {
+    "insert_cached_mla_attention": (lambda: _mla(rank=1030), "a rank of 1030 is over 1024"),
+}
+
+
+@pytest.mark.parametrize("key", TOO_MUCH_FOR_KERNELS)
+def test_a_node_that_the_kernels_cannot_serve_falls_back_and_says_why(key: str) -> None:
+    make, reason = TOO_MUCH_FOR_KERNELS[key]
+    context = _context()
+    gm, _ = _apply(key, _exported(make(), context), context, backend="triton")
+    assert any("torch_cached" in str(node.target) for node in gm.graph.nodes)
+    assert context.facts == [f"{key}: torch is used, not triton: {reason}"]
+
+
+@pytest.mark.parametrize("key", ["insert_cached_mla_attention"])
+def test_a_mechanism_has_kernels(key: str) -> None:
+    context = _context()
+    gm, _ = _apply(key, _exported(MIXERS[key][0](), context), context, backend="triton")
+    assert any("triton_cached" in str(node.target) for node in gm.graph.nodes)
+    assert not context.facts
+
+
+def test_a_foreign_back_end_is_replaced_by_that_of_the_run_and_is_a_fact() -> None:
+    context = _context()
+    gm, _ = _apply("insert_cached_mla_attention", _exported(_mla(), context), context, backend="flashinfer_mla")
+    assert any("torch_cached_mla" in str(node.target) for node in gm.graph.nodes)
+    assert "back end flashinfer_mla is not available here, torch is used" in context.facts[0]
 
 
 def test_a_replay_that_is_asked_for_is_not_ignored_in_silence() -> None:
