@@ -14,8 +14,8 @@ from onboard.ops.triton.launch import INTERPRETED
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 PAGE = 4
 STEPS = {
-    "prefill": [(5, 5), (1, 1), (33, 33)],
-    "chunked prefill": [(6, 14), (19, 45), (16, 17)],
+    "prefill": [(5, 5), (1, 1), (18, 18)],
+    "chunked prefill": [(6, 14), (17, 25)],
     "decode": [(1, 1), (1, 4), (1, 5), (1, 66)],
     "mixed": [(1, 20), (7, 7), (2, 3), (1, 1)],
 }
@@ -90,7 +90,8 @@ def check(name: str, arguments: list[Any], cache: int, row: Row, tolerance: floa
     assert actual.shape == expected.shape
     assert not actual[:, row.real_tokens :].any() or row.real_tokens + 2 == row.tokens  # zeros, or padding sequences
     assert relative_error(actual[:, : row.real_tokens], expected[:, : row.real_tokens]) < tolerance
-    assert relative_error(arguments[cache][used], theirs[cache][used]) < tolerance
+    if before.numel():
+        assert relative_error(arguments[cache][used], theirs[cache][used]) < tolerance
     left = torch.ones(len(before), dtype=torch.bool, device=before.device)
     left[used], left[0] = False, False
     assert torch.equal(arguments[cache][left], before[left])
