@@ -24,6 +24,35 @@ def choose_backend(requested: str, context: TransformContext, asked_by: str) -> 
     return best
 
 
+FOREIGN_BACKENDS = ("cuda", "fla", "flashinfer", "trtllm")
+"""Back ends of cached mechanisms that a configuration may name and that have no operators here."""
+
+
+def cached_backend(requested: str | None, context: TransformContext, asked_by: str) -> str:
+    """Return the back end that a cached mechanism's `backend` means, "torch" or "triton"; None means the run's.
+
+    A name may carry the mechanism behind it ("triton_mla", "fla_gated_delta"). A foreign one means the run's, and that
+    is a fact.
+    """
+    if requested is None:
+        return context.attn_backend
+    family = requested.split("_")[0]
+    if family not in FOREIGN_BACKENDS:
+        return family
+    fact = f"{asked_by}: back end {requested} is not available here, {context.attn_backend} is used"
+    context.facts.extend([fact] if fact not in context.facts else [])
+    return context.attn_backend
+
+
+def kernel_obstacle(dtype: torch.dtype) -> str:
+    """Return why no Triton kernel of a cached mechanism works on tensors of this dtype here, "" when they do."""
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"its kernels have no {str(dtype).removeprefix('torch.')}"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
+        return "the GPU's compute capability is below 8.0"
+    return ""
+
+
 def fused_op(backend: str, name: str) -> Any:
     """Return the operator `name` of a back end, for example "silu_and_mul"."""
     return getattr(torch.ops.onboard, f"{backend}_{name}").default

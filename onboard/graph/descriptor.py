@@ -44,11 +44,15 @@ class CachedOpDescriptor(ABC):
         overload: OpOverload = packet.default
         return overload
 
-    def resolve_backend_for_node(self, requested: str, node: fx.Node) -> str:
-        """Return the back end that serves a node when `requested` is the run's: that, or else the only one."""
-        return (
-            requested if requested in self.cached_names or len(self.cached_names) > 1 else next(iter(self.cached_names))
-        )
+    def obstacle(self, backend: str, node: fx.Node) -> str:
+        """Return why a back end cannot serve a node, "" when it can."""
+        if backend not in self.cached_names:
+            return "this mechanism has no such operator"
+        return "" if backend == "torch" else self.kernel_obstacle(node)
+
+    def kernel_obstacle(self, node: fx.Node) -> str:
+        """Return why kernels cannot serve a node, by its shapes and dtypes and the GPU; "" when they can."""
+        return ""
 
     def check(self, node: fx.Node) -> None:  # noqa: B027  (most mechanisms can do everything)
         """Raise `OnboardError` when the node asks for something that its cached form cannot do."""

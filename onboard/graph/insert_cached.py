@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from torch import fx, nn
 
+from onboard.graph.backends import cached_backend
 from onboard.graph.context import TransformContext
 from onboard.graph.descriptor import CachedOpDescriptor, source_nodes
 from onboard.graph.fx import add_placeholder, arguments, replace_with
@@ -41,14 +42,19 @@ class InsertCached(BaseTransform[InsertCachedConfig]):
             _swap(gm, self.descriptor.prepare(gm, node), self.descriptor, target, context)
         return gm, TransformInfo(skipped=not nodes, num_matches=len(nodes))
 
+    @classmethod
+    def resolve_backend_for_node(cls, requested_backend: str, source_attn_node: fx.Node) -> str:
+        """Return the back end that serves a node: the requested one, or "torch" where that one cannot."""
+        return "torch" if cls.descriptor.obstacle(requested_backend, source_attn_node) else requested_backend
+
     def _backend(self, node: fx.Node, context: TransformContext) -> str:
-        """Return the node's back end; that one takes the place of the run's is a fact."""
+        """Return the node's back end; that another takes the place of the one asked for is a fact."""
+        wanted = cached_backend(self.config.backend, context, self.key)
         if self.config.backend is not None:
-            return self.config.backend
-        wanted = context.attn_backend
-        backend = self.descriptor.resolve_backend_for_node(wanted, node)
+            self.descriptor.cached_op(wanted)  # a wish for what there is not is an error
+        backend = self.resolve_backend_for_node(wanted, node)
         if backend != wanted:
-            fact = f"{self.key} has no back end {wanted}: {backend} is used"
+            fact = f"{self.key}: {backend} is used, not {wanted}: {self.descriptor.obstacle(wanted, node)}"
             context.facts.extend([fact] if fact not in context.facts else [])
         return backend
 

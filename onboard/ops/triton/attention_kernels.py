@@ -228,7 +228,10 @@ def combine_kernel(
     HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
-    """Join the parts of one head of one decoding sequence, weighted by what each was divided by."""
+    """Join BLOCK_VALUE channels of the parts of one head of one decoding sequence.
+
+    Each part is weighted by what it was divided by.
+    """
     sequence, head = tl.program_id(0), tl.program_id(1)
     token = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
     if tl.load(cu_seqlens_ptr + sequence + 1) == token:
@@ -236,7 +239,7 @@ def combine_kernel(
     length = tl.load(kv_lens_ptr + sequence)
     first = _first_key(length - 1, WINDOW, CHUNK, BLOCK_N)
     share = _keys_per_split(first, length, SPLITS, BLOCK_N)
-    split, channel = tl.arange(0, SPLITS), tl.arange(0, BLOCK_VALUE)
+    split, channel = tl.arange(0, SPLITS), tl.program_id(2) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
     used = split * share < length - first
     row = (token * HEADS + head) * SPLITS + split
     lse = tl.load(lse_ptr + row, mask=used, other=float("-inf"))

@@ -11,19 +11,16 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from onboard.ops.cached_attention import fake_cached_attention
 from onboard.ops.library import register_op
 from onboard.ops.triton.attention_kernels import attention_kernel, combine_kernel, write_cache_kernel
-from onboard.ops.triton.launch import INTERPRETED, last_contiguous, processors, require_device, tile_width
+from onboard.ops.triton.launch import dot_type, last_contiguous, processors, require_device, splits_for, tile_width
 
 MOST_SPLITS = 64
 PROGRAMS_PER_PROCESSOR = 4
 """Decode programs for each multiprocessor: enough loads in flight, and sequences of unlike lengths even out."""
-
-_DOT_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -49,14 +46,6 @@ def _choose_tiles(rows: int, channels: int, dtype: torch.dtype, decode: bool) ->
     rows = min(most_rows, tile_width(rows))
     crowded = rows > 64 or dtype == torch.float32 or (channels > 128 and rows > 16)
     return _Tiles(rows, keys, 8 if crowded else 4, stages)
-
-
-def _choose_splits(programs: int, most_keys: int, tile: int, device: torch.device) -> int:
-    """How many programs share a sequence's keys: a power of two, from shapes alone, so that a graph may bake it in."""
-    wanted: int = min(
-        PROGRAMS_PER_PROCESSOR * processors(device) // programs, triton.cdiv(most_keys, tile), MOST_SPLITS
-    )
-    return 1 << (max(1, wanted).bit_length() - 1)
 
 
 def _write(key: Tensor, value: Tensor, slot_mapping: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
@@ -86,7 +75,8 @@ def _plan(query: Tensor, v_cache: Tensor, block_table: Tensor, sequences: int, l
     tiles = _choose_tiles(rows, max(tile_width(dim), tile_width(value_dim)), query.dtype, decode)
     blocks, most_keys = triton.cdiv(rows, tiles.rows), block_table.shape[1] * page_size
     programs = blocks * kv_heads * sequences
-    splits = _choose_splits(programs, most_keys, tiles.keys, query.device) if decode else 1
+    wanted = PROGRAMS_PER_PROCESSOR * processors(query.device) // programs
+    splits = splits_for(wanted, most_keys, tiles.keys, MOST_SPLITS) if decode else 1
     return _Plan(decode, blocks, splits, tiles)
 
 
@@ -142,7 +132,7 @@ def triton_cached_attention(
         GROUP=heads // kv_heads, KV_HEADS=kv_heads, DIM=dim, PAGE=k_cache.shape[2], LOGIT_CAP=logit_cap,
         HAS_SLOPES=alibi_slopes is not None,
         SPLIT=plan.splits > 1, WRITE=plan.decode,
-        DOT_TYPE=tl.float32 if INTERPRETED else _DOT_TYPES[q.dtype],  # the interpreter has no bfloat16 product
+        DOT_TYPE=dot_type(q.dtype),
         BLOCK_M=plan.tiles.rows, BLOCK_DIM=tile_width(dim), **common,
         num_warps=plan.tiles.num_warps, num_stages=plan.tiles.num_stages,
     )  # fmt: skip

@@ -14,6 +14,11 @@ INTERPRETED = not isinstance(tl.cdiv, JITFunction)
 """Whether Triton was imported with TRITON_INTERPRET=1: kernels then run on the CPU, slowly, for tests."""
 
 PROCESSORS_INTERPRETED = 4
+SHARED_MEMORY_INTERPRETED = 227 * 1024
+
+_DOT_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+if INTERPRETED:  # the interpreter has no products of bfloat16
+    _DOT_TYPES = dict.fromkeys(_DOT_TYPES, tl.float32)
 
 
 def require_device(x: Tensor) -> None:
@@ -36,6 +41,14 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that a program can have."""
+    if device.type != "cuda":
+        return SHARED_MEMORY_INTERPRETED
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
 def power_of_two(size: int) -> int:
     """Return the smallest power of two that is at least `size`."""
     return int(triton.next_power_of_2(size))
@@ -49,3 +62,14 @@ def tile_width(size: int) -> int:
 def last_contiguous(x: Tensor) -> Tensor:
     """Return x, copied only if its last dimension has gaps."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def dot_type(dtype: torch.dtype) -> tl.dtype:
+    """Return the type of the operands of matrix products over tensors of this dtype."""
+    return _DOT_TYPES[dtype]
+
+
+def splits_for(wanted: int, most_keys: int, tile: int, most: int) -> int:
+    """How many programs share a sequence's keys: a power of two, from shapes alone, so that a graph may bake it in."""
+    most_useful: int = min(wanted, triton.cdiv(most_keys, tile), most)
+    return 1 << (max(1, most_useful).bit_length() - 1)

@@ -40,11 +40,11 @@ class _Mixer(nn.Module):
         return self.call(*looked_up, *self.weights)
 
 
-def _conv(**options: Any) -> _Mixer:
+def _conv(groups: int = 6) -> _Mixer:
     def call(x: Tensor, weight: Tensor) -> Tensor:
-        return ops.torch_causal_conv1d(x, weight, None, 1, 6, 2, 6, activation="silu", **options)
+        return ops.torch_causal_conv1d(x, weight, None, 1, 6, 2, groups, activation="silu")
 
-    return _Mixer([(6,)], [torch.randn(6, 1, 4)], call)
+    return _Mixer([(6,)], [torch.randn(6, 6 // groups, 4)], call)
 
 
 def _ssm() -> _Mixer:
@@ -91,11 +91,11 @@ def _mlstm() -> _Mixer:
     return _Mixer([(4, 5), (4, 5), (4, 3), (4,), (4,)], [], lambda *x: ops.torch_mlstm(*x, 1e-6))
 
 
-def _mla(**options: Any) -> _Mixer:
+def _mla(rank: int = 5, **options: Any) -> _Mixer:
     def call(q_nope: Tensor, q_pe: Tensor, latent: Tensor, kpe: Tensor, weight: Tensor) -> Tensor:
         return ops.torch_mla(q_nope, q_pe, latent, kpe, weight, scale=0.3, **options)
 
-    return _Mixer([(3, 6), (3, 4), (5,), (1, 4)], [torch.randn(3 * (6 + 7), 5)], call)
+    return _Mixer([(3, 6), (3, 4), (rank,), (1, 4)], [torch.randn(3 * (6 + 7), rank)], call)
 
 
 def _windowed_mla() -> _Mixer:
@@ -180,13 +180,47 @@ def test_what_cannot_be_cached_is_named(key: str, make: Any) -> None:
         _apply(key, _exported(make(), context), context)
 
 
-def test_a_back_end_that_a_mechanism_lacks_is_a_fact_once_and_a_wish_for_it_an_error() -> None:
-    context = _context(attn_backend="triton")
+def test_a_back_end_that_a_mechanism_lacks_is_a_fact_once_and_a_wish_for_it_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key, context = "insert_cached_mla_attention", _context(attn_backend="triton")
+    monkeypatch.setattr(type(get_transform(key).descriptor), "cached_names", {"torch": "torch_cached_mla"})
     for _ in range(2):
-        _apply("insert_cached_mla_attention", _exported(_mla(), context), context)
-    assert context.facts == ["insert_cached_mla_attention has no back end triton: torch is used"]
+        _apply(key, _exported(_mla(), context), context)
+    assert context.facts == [f"{key}: torch is used, not triton: this mechanism has no such operator"]
     with pytest.raises(OnboardError, match="no attention back end 'triton'"):
-        _apply("insert_cached_mla_attention", _exported(_mla(), context), context, backend="triton")
+        _apply(key, _exported(_mla(), context), context, backend="triton")
+
+
+TOO_MUCH_FOR_KERNELS = {
+    "insert_cached_mla_attention": (lambda: _mla(rank=1030), "a rank of 1030 is over 1024"),
+    "insert_cached_causal_conv": (lambda: _conv(groups=2), "the convolution mixes channels"),
+    "insert_cached_ssm_attention": (lambda: _ssm().double(), "its kernels have no float64"),
+}
+
+
+@pytest.mark.parametrize("key", TOO_MUCH_FOR_KERNELS)
+def test_a_node_that_the_kernels_cannot_serve_falls_back_and_says_why(key: str) -> None:
+    make, reason = TOO_MUCH_FOR_KERNELS[key]
+    context = _context()
+    gm, _ = _apply(key, _exported(make(), context), context, backend="triton")
+    assert any("torch_cached" in str(node.target) for node in gm.graph.nodes)
+    assert context.facts == [f"{key}: torch is used, not triton: {reason}"]
+
+
+@pytest.mark.parametrize("key", MIXERS)
+def test_a_mechanism_has_kernels(key: str) -> None:
+    context = _context()
+    gm, _ = _apply(key, _exported(MIXERS[key][0](), context), context, backend="triton")
+    assert any("triton_cached" in str(node.target) for node in gm.graph.nodes)
+    assert not context.facts
+
+
+def test_a_foreign_back_end_is_replaced_by_that_of_the_run_and_is_a_fact() -> None:
+    context = _context()
+    gm, _ = _apply("insert_cached_mla_attention", _exported(_mla(), context), context, backend="flashinfer_mla")
+    assert any("torch_cached_mla" in str(node.target) for node in gm.graph.nodes)
+    assert "back end flashinfer_mla is not available here, torch is used" in context.facts[0]
 
 
 def test_a_replay_that_is_asked_for_is_not_ignored_in_silence() -> None:

@@ -12,13 +12,16 @@ import torch
 
 import onboard.ops
 from onboard.errors import OnboardError
+from onboard.ops.library import op_sources
 
 ops = torch.ops.onboard
+
+INTERPRETED = ("interpreted_kernels.py", "interpreted_mixers.py")
 
 
 @pytest.mark.slow
 def test_kernels_are_right_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_kernels.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *INTERPRETED]
     done = subprocess.run(
         command,
         cwd=Path(__file__).parent,
@@ -36,11 +39,10 @@ def test_a_tensor_on_the_cpu_is_refused_with_what_to_do() -> None:
         ops.triton_rmsnorm(torch.randn(2, 8), torch.ones(8), 1e-6)
 
 
-@pytest.mark.parametrize(
-    "name", ["rmsnorm", "fused_add_rmsnorm", "silu_and_mul", "rope_cached", "fused_swiglu_mlp", "cached_attention"]
-)
+@pytest.mark.parametrize("name", sorted(name for name in op_sources() if name.startswith("triton_")))
 def test_both_back_ends_have_the_same_signature(name: str) -> None:
-    schemas = [str(getattr(ops, f"{backend}_{name}").default._schema) for backend in ("torch", "triton")]
+    names = name.replace("triton_", "torch_"), name
+    schemas = [str(getattr(ops, each).default._schema) for each in names]
     assert schemas[0].replace("torch_", "triton_") == schemas[1]
 
 

@@ -1,0 +1,97 @@
+"""Rows of tokens of several sequences with their metadata, and a cached op beside its reference in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from naive import relative_error
+from torch import Tensor
+
+from onboard.ops.triton.launch import INTERPRETED
+
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+PAGE = 4
+STEPS = {
+    "prefill": [(5, 5), (1, 1), (18, 18)],
+    "chunked prefill": [(6, 14), (17, 25)],
+    "decode": [(1, 1), (1, 4), (1, 5), (1, 66)],
+    "mixed": [(1, 20), (7, 7), (2, 3), (1, 1)],
+}
+
+
+@dataclass
+class Row:
+    """The metadata of one step; `new` sequences own their rows, the rest is padding."""
+
+    args: dict[str, Tensor]
+    tokens: int
+    real_tokens: int
+    slots: Tensor
+    """Of the sequences that are no padding."""
+    pages: int
+
+    def metadata(self, *names: str) -> list[Tensor]:
+        return [self.args[name] for name in names]
+
+
+def make_row(lengths: list[tuple[int, int]], padding_sequences: int = 0, unused_rows: int = 0) -> Row:
+    """Sequences of (new, all) tokens in random slots and pages; padding sequences write to slot 0 and page 0."""
+    spans = lengths + [(1, 1)] * padding_sequences
+    new, kv_lens = (torch.tensor(column) for column in zip(*spans, strict=True))
+    columns = -(-int(kv_lens.max()) // PAGE) + 2
+    order = torch.randperm(len(lengths) * columns).view(len(lengths), columns) + 1
+    table = torch.cat([order, torch.zeros(padding_sequences, columns, dtype=torch.int64)])
+    mapping = []
+    for row, (count, length) in enumerate(spans):
+        position = torch.arange(length - count, length)
+        mapping.append(table[row][position // PAGE] * PAGE + position % PAGE)
+    slots = torch.randperm(len(lengths) + 2)[: len(lengths)] + 1
+    tokens = int(new.sum()) + unused_rows
+    args = {
+        "cu_seqlens": torch.cat([torch.zeros(1, dtype=torch.int64), new.cumsum(0)]).int(),
+        "kv_lens": kv_lens.int(),
+        "block_table": table.int(),
+        "slot_mapping": torch.cat([*mapping, torch.zeros(unused_rows, dtype=torch.int64)]),
+        "state_slots": torch.cat([slots, torch.zeros(padding_sequences, dtype=torch.int64)]),
+    }
+    args = {name: value.to(DEVICE) for name, value in args.items()}
+    info = [len(spans), int(new.sum()), int(new.max()), int(kv_lens.max())]
+    args["batch_info_host"] = torch.tensor(info, dtype=torch.int32)
+    real = sum(count for count, _ in lengths)
+    return Row(args, tokens, real, slots.to(DEVICE), len(lengths) * columns + 1)
+
+
+def make_step(name: str) -> Row:
+    """One of `STEPS`, padded as the runtime pads: decode with sequences, other steps with unused rows."""
+    return make_row(STEPS[name], 2 if name == "decode" else 0, 0 if name == "decode" else 3)
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, device=DEVICE).to(dtype)
+
+
+def double(values: list[Any]) -> list[Any]:
+    """The same arguments in float64, in memory of their own."""
+    return [v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in values]
+
+
+def check(name: str, arguments: list[Any], cache: int, row: Row, tolerance: float, used: Tensor) -> None:
+    """Compare `triton_<name>` with `torch_<name>` in float64: outputs, and the cache at position `cache`.
+
+    `used` are the indices of the cache that the sequences own; others, but the spare 0, must stay as they were.
+    """
+    ops: Any = torch.ops.onboard
+    before = arguments[cache].clone()
+    theirs = double(arguments)
+    expected = getattr(ops, f"torch_{name}")(*theirs)
+    actual = getattr(ops, f"triton_{name}")(*arguments)
+    assert actual.shape == expected.shape
+    assert not actual[:, row.real_tokens :].any() or row.real_tokens + 2 == row.tokens  # zeros, or padding sequences
+    assert relative_error(actual[:, : row.real_tokens], expected[:, : row.real_tokens]) < tolerance
+    if before.numel():
+        assert relative_error(arguments[cache][used], theirs[cache][used]) < tolerance
+    left = torch.ones(len(before), dtype=torch.bool, device=before.device)
+    left[used], left[0] = False, False
+    assert torch.equal(arguments[cache][left], before[left])
