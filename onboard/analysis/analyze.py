@@ -22,7 +22,7 @@ from onboard.analysis.own_cache import cache_notes
 from onboard.analysis.positions import first_position
 from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
 from onboard.analysis.repository_source import survey_code
-from onboard.analysis.source import location, module_source
+from onboard.analysis.source import location, module_source, sources_hash, sources_of
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, RepositoryCode, Trait
 from onboard.analysis.tiny import (
     VOCABULARY,
@@ -103,8 +103,8 @@ def _spec(
     model: str,
     revision: str | None,
 ) -> ModelSpec:
-    source = module_source(type(tiny).__module__)
     eager = unused_parts(tiny, recordings[0].modules.keys())
+    sources = sources_of(tiny, eager)
     blocks = [*_module_blocks(tiny, recordings[0], eager), *_rope_blocks(recordings), *_scan_blocks(recordings[0])]
     if not recordings[0].attention:
         blocks += _mask_blocks(tiny)
@@ -118,7 +118,8 @@ def _spec(
         config_class=type(full).__name__,
         hf_module=type(tiny).__module__,
         transformers_version=transformers.__version__,
-        source_hash=source.sha256(),
+        source_hash=sources_hash(sources),
+        sources=[source.path.name for source in sources],
         num_parameters=_parameters(whole),
         config=dict(config),
         traits=traits(text_config(full), tiny, recordings[0], blocks)

@@ -6,13 +6,16 @@ import ast
 import hashlib
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch import nn
+
+from onboard.analysis.composite import is_under
 from onboard.errors import OnboardError
 
 
@@ -65,6 +68,25 @@ def module_source(name: str) -> ModuleSource:
         elif isinstance(node, ast.FunctionDef):
             source.functions[node.name] = node
     return source
+
+
+def sources_of(model: nn.Module, eager: Collection[str] = ()) -> list[ModuleSource]:
+    """Return the modeling files that a model's code is from, its own first; those of `eager` parts do not count.
+
+    A composite makes its text model from another file, which it may change with.
+    """
+    own = type(model).__module__
+    packages = ("transformers.models.", f"{own.rpartition('.')[0]}.")
+    parts = (part for path, part in model.named_modules() if not is_under(path, eager))
+    names = {cls.__module__ for part in parts for cls in type(part).__mro__}
+    others = sorted(name for name in names - {own} if name.startswith(packages))
+    return [module_source(name) for name in (own, *others)]
+
+
+def sources_hash(sources: Sequence[ModuleSource]) -> str:
+    """Return the sha256 of one file, or of the files' sha256 one after the other."""
+    hashes = [source.sha256() for source in sources]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def _definitions(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -79,7 +79,9 @@ class ModelSpec(_Record):
     """For example `transformers.models.llama.modeling_llama`."""
     transformers_version: str
     source_hash: str
-    """sha256 of the Hugging Face modeling source."""
+    """sha256 of the Hugging Face modeling source, or of the sha256 of each of `sources`."""
+    sources: list[str] = Field(default_factory=list)
+    """Names of these files: that of `hf_module`, then those that a composite has its text model from."""
     num_parameters: int
     config: dict[str, Any]
     """The checkpoint's config.json."""

@@ -70,7 +70,7 @@ def generate_model_file(spec: ModelSpec) -> str:
         tool_version=onboard.__version__,
         template_version=TEMPLATE_VERSION,
         transformers_version=_plain(spec.transformers_version),
-        source_name=f"{spec.hf_module.rsplit('.', 1)[-1]}.py",
+        source_name=" and ".join(map(_plain, spec.sources)) or f"{spec.hf_module.rsplit('.', 1)[-1]}.py",
         source_hash=_plain(spec.source_hash)[:16],
         revision=_plain(spec.revision) if spec.revision else None,
         imports=imports,

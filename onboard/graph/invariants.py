@@ -12,6 +12,7 @@ from onboard.errors import NoCachedFormError, OnboardError
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import graph_modules, is_op, nodes_of
 from onboard.graph.patterns import CASTS, aten
+from onboard.graph.token_mixing import token_mixing
 from onboard.graph.transform import Stages
 from onboard.ops import stateful_ops
 
@@ -57,6 +58,22 @@ def _attention_is_cached(module: nn.Module, context: TransformContext) -> None:
     _recurrences_are_cached(module)
     if left := uncached_attention(module):
         context.facts.append(f"{len(left)} attention calls have no cache, for example {left[0].name}")
+        return
+    for _, gm in graph_modules(module):
+        _tokens_are_apart(gm, context)
+
+
+def _tokens_are_apart(gm: fx.GraphModule, context: TransformContext) -> None:
+    try:
+        mixing = token_mixing(gm, context.device)
+    except Exception as error:  # operators run on numbers that are not the model's
+        context.facts.append(f"whether the graph mixes tokens was not found out: {type(error).__name__}: {error}")
+        return
+    if mixing is not None:
+        raise NoCachedFormError(
+            f"{mixing} mixes the tokens of a step and has no cached form, so the model cannot generate yet",
+            hint="Its model file and equivalence tests are complete; run another architecture",
+        )
 
 
 def _recurrences_are_cached(module: nn.Module) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from transformers import AutoConfig
 
 from onboard.analysis.composite import is_under
+from onboard.analysis.source import sources_hash, sources_of
 from onboard.analysis.tiny import VOCABULARY, build_tiny, tiny_config
 from onboard.errors import OnboardError
 from onboard.graph.architecture import causal_lm_class, decoder_config
@@ -49,3 +51,13 @@ def test_the_class_that_a_checkpoint_names_counts() -> None:
 def test_a_part_is_told_from_one_whose_name_begins_alike() -> None:
     assert is_under("model.visual.proj.weight", ["model.visual"])
     assert not is_under("model.visual_norm.weight", ["model.visual"])
+
+
+def test_the_hash_is_of_the_text_models_file_too() -> None:
+    model = build_tiny(AutoConfig.for_model("llava", vision_config={"model_type": "clip_vision_model"}))
+    own, text = sources = sources_of(model, ["model.vision_tower"])
+    assert [source.path.name for source in sources] == ["modeling_llava.py", "modeling_llama.py"]
+    changed = [sources_hash([own, replace(text, text=text.text + "#")]), sources_hash([replace(own, text="#"), text])]
+    assert len({sources_hash(sources), *changed}) == 3
+    assert {source.path.name for source in sources_of(model)} > {source.path.name for source in sources}
+    assert sources_hash([own]) == own.sha256()

@@ -235,3 +235,14 @@ def test_a_mixer_that_was_left_out_is_refused() -> None:
     gm = _exported(_ssm(), context)
     with pytest.raises(NoCachedFormError, match="1 calls of torch_ssm have no cached form"):
         check_stage(Stages.CACHE_INIT, gm, context)
+
+
+def test_tokens_that_are_mixed_without_a_cache_are_refused() -> None:
+    context = _context()
+    context.history.append(HistoryEntry("insert_cached_attention", "cache_init", True, True, 0, 0, True, True, 0))
+    gm = _exported(_Mixer([(6,)], [], lambda x: x.cumsum(1)), context)
+    with pytest.raises(NoCachedFormError, match="aten.cumsum mixes the tokens of a step and has no cached form"):
+        check_stage(Stages.CACHE_INIT, gm, context)
+    gm = _exported(_Mixer([(6,)], [], lambda x: x.cumsum(2)), context)
+    check_stage(Stages.CACHE_INIT, gm, context)
+    assert context.facts == []
