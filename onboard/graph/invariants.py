@@ -84,6 +84,7 @@ def uncached_attention(module: nn.Module) -> list[fx.Node]:
 _UNCACHED = (
     "torch_mla",
     "torch_sparse_mla",
+    "torch_relative_attention",
     "torch_lightning_indexer",
     "torch_ssm",
     "torch_selective_scan",
