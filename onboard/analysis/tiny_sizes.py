@@ -59,6 +59,7 @@ _SIZES = {
     "n_ctx": MAX_POSITIONS,
     "window_size": WINDOW,
     "keep_window_size": WINDOW,
+    "rel_extent": 7,
     "max_seq_len": MAX_POSITIONS,
     "num_query_groups": HEADS,
 }

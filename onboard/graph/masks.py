@@ -45,7 +45,7 @@ def mask_form(gm: fx.GraphModule, mask: fx.Node) -> MaskForm | None:
     longest = _table_length(gm, mask)
     if longest > _LONGEST_TABLE:
         return None
-    short, form = (_form(_evaluate(gm, mask, length, {}), length) for length in (_LENGTHS[0], longest))
+    short, form = (_form(evaluate(gm, mask, length, {}), length) for length in (_LENGTHS[0], longest))
     if form is None or short != form.at(_LENGTHS[0]):
         return None
     return _bounded(gm, mask, form)
@@ -56,7 +56,7 @@ def _bounded(gm: fx.GraphModule, mask: fx.Node, form: MaskForm) -> MaskForm | No
     short = form.at(_LENGTHS[0])
     windows, chunks = ({bound} if bound else set() for bound in (form.sliding_window, form.chunk_size))
     for literal in _literals(mask):
-        small = _form(_evaluate(gm, mask, _LENGTHS[0], {literal: _SMALL_WINDOW}), _LENGTHS[0])
+        small = _form(evaluate(gm, mask, _LENGTHS[0], {literal: _SMALL_WINDOW}), _LENGTHS[0])
         if small == short:
             continue
         if small is None or small.is_causal != form.is_causal or short != MaskForm(form.is_causal):
@@ -122,8 +122,8 @@ def _literals(mask: fx.Node) -> set[int]:
     return found
 
 
-def _evaluate(gm: fx.GraphModule, mask: fx.Node, length: int, swaps: dict[int, int]) -> torch.Tensor | None:
-    """Compute the mask for sequences of `length`, with integer literals replaced as `swaps` says.
+def evaluate(gm: fx.GraphModule, mask: fx.Node, length: int, swaps: dict[int, int]) -> torch.Tensor | None:
+    """Compute a mask, or what else positions decide, for sequences of `length`; `swaps` replaces integer literals.
 
     None when that takes more than positions and constants: token ids, or parameters that have no values yet.
     """

@@ -105,6 +105,13 @@ def _windowed_mla() -> _Mixer:
     return _Mixer([(3, 6), (3, 4), (5,), (1, 4)], [torch.randn(3 * (6 + 7), 5), torch.randn(3)], call)
 
 
+def _relative() -> _Mixer:
+    def call(q: Tensor, k: Tensor, v: Tensor, relative: Tensor) -> Tensor:
+        return ops.torch_relative_attention(q, k, v, relative, 0.4, None, 5)
+
+    return _Mixer([(4, 5), (2, 5), (2, 3), (4, 6)], [], call)
+
+
 def _indexed_mla() -> _Mixer:
     def call(q_nope: Tensor, q_pe: Tensor, latent: Tensor, kpe: Tensor, *rest: Tensor) -> Tensor:
         chosen = ops.torch_lightning_indexer(*rest[:3], 4, 0.5)
@@ -127,6 +134,7 @@ MIXERS = {
     "insert_cached_kda": (_kda, {"kda_cache_0": (4, 5, 3)}),
     "insert_cached_mla_attention": (_mla, {"mla_cache_0": (1, 4, 9)}),
     "insert_cached_sparse_mla_attention": (_windowed_mla, {"mla_cache_0": (1, 4, 9)}),
+    "insert_cached_relative_attention": (_relative, {"k_cache_0": (2, 4, 5), "v_cache_0": (2, 4, 3)}),
     "insert_cached_lightning_indexer": (_indexed_mla, {"index_cache_0": (1, 4, 3), "mla_cache_0": (1, 4, 9)}),
 }
 

@@ -29,6 +29,7 @@ from onboard.ops.linear_recurrence import torch_cached_linear_recurrence
 from onboard.ops.mlstm import torch_cached_mlstm
 from onboard.ops.token_shift import torch_cached_token_shift
 from onboard.ops.wkv import torch_cached_wkv
+from onboard.ops.relative_attention import torch_cached_relative_attention
 
 ops: Any = torch.ops.onboard
 PAGE = 4
@@ -202,6 +203,20 @@ def _indexed_mla(top_k: int, window: int | None = None) -> Mechanism:
     return Mechanism(whole, cached, shapes, (1, PAGE, width + 3), paged=True)
 
 
+def _relative(window: int | None) -> Mechanism:
+    """A page holds keys and values side by side."""
+    sinks = _random(4)
+    return Mechanism(
+        lambda *x: ops.torch_relative_attention(*x, 0.4, sinks, window),
+        lambda *x: torch_cached_relative_attention(
+            *x[:4], *_pages(x[4]), x[5][..., :5], x[5][..., 5:], 0.4, sinks, window
+        ),
+        [(4, 5), (2, 5), (2, 3), (4, 6)],
+        (2, PAGE, 8),
+        paged=True,
+    )
+
+
 MECHANISMS = {
     "conv": lambda: _conv(groups=6, dilation=1),
     "grouped, dilated conv": lambda: _conv(groups=2, dilation=2),
@@ -218,6 +233,8 @@ MECHANISMS = {
     "mla": lambda: _mla(None),
     "scaled mla": lambda: _mla(0.3),
     "windowed mla": lambda: _windowed_mla(3),
+    "relative attention": lambda: _relative(None),
+    "relative attention in a window": lambda: _relative(4),
     "indexed mla": lambda: _indexed_mla(3),
     "indexed mla with a window": lambda: _indexed_mla(4, window=5),
     "indexed mla with room for all": lambda: _indexed_mla(20),

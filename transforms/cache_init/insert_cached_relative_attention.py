@@ -1,0 +1,46 @@
+"""Swap every attention with a bias by distance for one over paged keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from onboard.graph.cache import CacheResource, KVPagedResource
+from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
+from onboard.graph.fx import arguments
+from onboard.graph.insert_cached import InsertCached
+from onboard.graph.sequence import METADATA_NAMES
+from onboard.graph.transform import register_transform
+
+
+class RelativeAttentionDescriptor(CachedOpDescriptor):
+    """Attention to which each query brings a bias for each distance."""
+
+    source = torch.ops.onboard.torch_relative_attention
+    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_relative_attention"}
+    num_tensors = 4
+    metadata = METADATA_NAMES
+
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+        """Return a cache for the keys and one for the values."""
+        window = arguments(node)["sliding_window"]
+        shapes = {"k_cache": tensor_argument(node, 1).meta["val"], "v_cache": tensor_argument(node, 2).meta["val"]}
+        return {
+            name: KVPagedResource(int(val.shape[2]), int(val.shape[3]), dtype or val.dtype, page_size, window)
+            for name, val in shapes.items()
+        }
+
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return scale, sinks and sliding_window."""
+        found = arguments(node)
+        return tuple(found[name] for name in ("scale", "sinks", "sliding_window"))
+
+
+@register_transform("insert_cached_relative_attention")
+class InsertCachedRelativeAttention(InsertCached):
+    """Keys and values of each token in pages of the cache; what a query brings is not kept."""
+
+    descriptor = RelativeAttentionDescriptor()
