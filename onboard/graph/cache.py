@@ -32,6 +32,10 @@ class KVPagedResource:
         """Bytes of one page of this cache."""
         return self.num_kv_heads * self.page_size * self.head_dim * self.dtype.itemsize
 
+    def num_bytes(self, num_pages: int) -> int:
+        """Return the bytes of `num_pages` pages."""
+        return num_pages * self.bytes_per_page
+
     def shape(self, num_pages: int) -> tuple[int, int, int, int]:
         """Return the tensor's shape for `num_pages` pages."""
         return num_pages, self.num_kv_heads, self.page_size, self.head_dim
@@ -58,6 +62,10 @@ class StateResource:
     def bytes_per_slot(self) -> int:
         """Bytes of one sequence's state."""
         return math.prod(self.state_shape) * self.dtype.itemsize
+
+    def num_bytes(self, num_slots: int) -> int:
+        """Return the bytes of `num_slots` states."""
+        return num_slots * self.bytes_per_slot
 
     def allocate(self, num_slots: int, device: torch.device) -> torch.Tensor:
         """Return new states, zeroed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from onboard.graph.context import TransformContext
+from onboard.graph.plan import CachePlan, Limits
 from onboard.graph.sequence import CachedSequenceInterface, SequenceInfo
 
 
@@ -27,3 +28,10 @@ def cache_dtype(context: TransformContext) -> torch.dtype | None:
     """Return the dtype that the run asks of its caches, None for that of the keys and values."""
     name = context.runtime.kv_cache_config.dtype
     return None if name == "auto" else getattr(torch, name)
+
+
+def cache_plan(context: TransformContext) -> CachePlan:
+    """Return how many pages and slots the registered caches get in this run."""
+    info, settings = context.cache.info, context.runtime.kv_cache_config
+    limits = Limits(info.max_batch_size, info.max_seq_len, info.page_size, settings.max_tokens)
+    return CachePlan(limits, tuple(context.cache.resources.values()))

@@ -44,7 +44,7 @@ def build_engine(
     pipeline = Pipeline(load_pipeline(runtime.transforms, runtime.mode), dump_dir=dump_dir, strict=strict)
     check = SelfCheck(context, observer) if runtime.mode != "graph" else None
     gm = pipeline.run(context, check.observe if check else observer)
-    _check_cached(gm, context)
+    check_cached(gm, context)
     if check is not None:
         check.run(gm)
         context.facts.extend(losses(gm, context))
@@ -61,7 +61,7 @@ def build_engine(
     )
 
 
-def _check_cached(gm: nn.Module, context: TransformContext) -> None:
+def check_cached(gm: nn.Module, context: TransformContext) -> None:
     """Raise `OnboardError` for attention that sees only the tokens of its own step, or for no state at all."""
     graph = context.factory.mode == "graph"
     written_out = "Its own code is not recognised: onboard the model, which translates it"
