@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from onboard.config import RuntimeConfig
 from onboard.graph.context import TransformContext
 from onboard.graph.plan import CachePlan, Limits
 from onboard.graph.sequence import CachedSequenceInterface, SequenceInfo
@@ -20,8 +21,17 @@ def make_interface(context: TransformContext) -> CachedSequenceInterface:
             page_size=runtime.kv_cache_config.tokens_per_block,
             device=context.device,
             first_position=context.first_position,
+            snapshots=_snapshots(runtime),
         )
     )
+
+
+def _snapshots(runtime: RuntimeConfig) -> int:
+    """Return the number of recurrent states that are kept for requests to come."""
+    wanted = runtime.kv_cache_config.state_snapshots
+    if not runtime.kv_cache_config.enable_block_reuse:
+        return 0
+    return runtime.max_batch_size if wanted is None else wanted
 
 
 def cache_dtype(context: TransformContext) -> torch.dtype | None:

@@ -56,6 +56,7 @@ def build_engine(
         vocab_size=getattr(context.factory.text_config, "vocab_size", None),
         composite=Composite(context) if context.factory.eager_modules else None,
         rope=length_dependent_rope(context.factory.text_config.to_dict()),
+        reuse=context.runtime.kv_cache_config.enable_block_reuse,
         history=context.history,
         facts=context.facts,
     )
