@@ -47,6 +47,10 @@ class KVCacheConfig(StrictModel):
     tokens_per_block: int = Field(default=32, ge=1)
     """Page size, in tokens."""
     dtype: DType = "auto"
+    enable_block_reuse: bool = True
+    """Keep what requests leave in the cache, as long as there is room, for requests that begin with the same tokens."""
+    state_snapshots: int | None = Field(default=None, ge=0)
+    """Recurrent states that are kept for that; None: as many as `max_batch_size`."""
 
 
 class CudaGraphConfig(StrictModel):

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from onboard.cli import check, demo, doctor, model, status, sweep, verify
+from onboard.cli import check, demo, doctor, model, plan, status, sweep, verify
 from onboard.cli import run as run_command
 from onboard.cli.group import DEFAULT, DefaultCommandGroup
 from onboard.errors import OnboardError
@@ -28,6 +28,7 @@ app = typer.Typer(
 app.command(DEFAULT)(model.onboard)
 app.command("run")(run_command.run)
 app.command("verify")(verify.verify)
+app.command("plan")(plan.plan)
 app.command("sweep")(sweep.sweep)
 app.command("check")(check.check)
 app.command("status")(status.status)

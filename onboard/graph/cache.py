@@ -1,7 +1,4 @@
-"""The paged key-value cache: what a page holds, and which pages are free.
-
-Paging follows Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention".
-"""
+"""What the caches hold: pages of keys and values, states of recurrences."""
 
 from __future__ import annotations
 
@@ -10,8 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-
-from onboard.errors import OnboardError
 
 
 @dataclass(frozen=True)
@@ -31,6 +26,10 @@ class KVPagedResource:
     def bytes_per_page(self) -> int:
         """Bytes of one page of this cache."""
         return self.num_kv_heads * self.page_size * self.head_dim * self.dtype.itemsize
+
+    def num_bytes(self, num_pages: int) -> int:
+        """Return the bytes of `num_pages` pages."""
+        return num_pages * self.bytes_per_page
 
     def shape(self, num_pages: int) -> tuple[int, int, int, int]:
         """Return the tensor's shape for `num_pages` pages."""
@@ -59,42 +58,13 @@ class StateResource:
         """Bytes of one sequence's state."""
         return math.prod(self.state_shape) * self.dtype.itemsize
 
+    def num_bytes(self, num_slots: int) -> int:
+        """Return the bytes of `num_slots` states."""
+        return num_slots * self.bytes_per_slot
+
     def allocate(self, num_slots: int, device: torch.device) -> torch.Tensor:
         """Return new states, zeroed."""
         return torch.zeros((num_slots, *self.state_shape), dtype=self.dtype, device=device)
 
 
 CacheResource = KVPagedResource | StateResource
-
-
-class PageAllocator:
-    """Hands out page numbers; page 0 is spare: padding writes there and no sequence owns it."""
-
-    def __init__(self, num_pages: int) -> None:
-        self.num_pages = num_pages
-        self._free = list(range(num_pages - 1, 0, -1))
-        self._owned: set[int] = set()
-
-    @property
-    def num_free(self) -> int:
-        """Pages that `take` can still hand out."""
-        return len(self._free)
-
-    @property
-    def num_usable(self) -> int:
-        """Pages that sequences can own at all."""
-        return max(self.num_pages - 1, 0)
-
-    def take(self, count: int) -> list[int]:
-        """Return `count` free pages, the last freed first."""
-        if count > len(self._free):
-            raise OnboardError(f"{count} cache pages are needed and {len(self._free)} are free")
-        pages = [self._free.pop() for _ in range(count)]
-        self._owned.update(pages)
-        return pages
-
-    def give_back(self, pages: list[int]) -> None:
-        """Free pages that `take` returned."""
-        assert self._owned.issuperset(pages), "a page is freed twice"
-        self._owned.difference_update(pages)
-        self._free.extend(reversed(pages))

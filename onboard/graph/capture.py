@@ -41,6 +41,6 @@ def _pad(name: str, tensor: torch.Tensor, size: int) -> torch.Tensor:
         return torch.arange(size + 1, dtype=tensor.dtype, device=tensor.device)
     if name == "logits_gather_indices":
         return torch.arange(size, dtype=tensor.dtype, device=tensor.device)
-    if name == "block_table":
+    if name.startswith("block_table"):
         return F.pad(tensor, (0, 0, 0, size - tensor.shape[0]))
     return F.pad(tensor, (0, size - tensor.shape[-1]), value=_PADDING.get(name, 0))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from onboard.config import RuntimeConfig
 from onboard.graph.context import TransformContext
+from onboard.graph.plan import CachePlan, Limits
 from onboard.graph.sequence import CachedSequenceInterface, SequenceInfo
 
 
@@ -19,11 +21,27 @@ def make_interface(context: TransformContext) -> CachedSequenceInterface:
             page_size=runtime.kv_cache_config.tokens_per_block,
             device=context.device,
             first_position=context.first_position,
+            snapshots=_snapshots(runtime),
         )
     )
+
+
+def _snapshots(runtime: RuntimeConfig) -> int:
+    """Return the number of recurrent states that are kept for requests to come."""
+    wanted = runtime.kv_cache_config.state_snapshots
+    if not runtime.kv_cache_config.enable_block_reuse:
+        return 0
+    return runtime.max_batch_size if wanted is None else wanted
 
 
 def cache_dtype(context: TransformContext) -> torch.dtype | None:
     """Return the dtype that the run asks of its caches, None for that of the keys and values."""
     name = context.runtime.kv_cache_config.dtype
     return None if name == "auto" else getattr(torch, name)
+
+
+def cache_plan(context: TransformContext) -> CachePlan:
+    """Return how many pages and slots the registered caches get in this run."""
+    info, settings = context.cache.info, context.runtime.kv_cache_config
+    limits = Limits(info.max_batch_size, info.max_seq_len, info.page_size, settings.max_tokens)
+    return CachePlan(limits, tuple(context.cache.resources.values()))

@@ -1,53 +1,45 @@
 """What the cached graph is called with: the flat row of tokens, its metadata, and the caches.
 
-Each step's integers are written into one pinned host buffer and reach the device in one asynchronous copy; every
-input of the graph is a view of that buffer. The buffer has two layouts, for decode-sized rows and for full rows, so
-that a decode step copies only what it needs and a captured CUDA graph always finds its inputs at the same address.
+Each step's integers are written into one host buffer and reach the device in one copy (`step_buffer.py`); every input
+of the graph is a view of that buffer. Running sequences have rows (`rows.py`) from which a step is gathered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
-from onboard.graph.cache import CacheResource, PageAllocator
+from onboard.graph.cache import CacheResource
+from onboard.graph.pages import PageAllocator, PageGroup
+from onboard.graph.rows import SequenceRows
+from onboard.graph.step_buffer import IntArray, Layout, StepBuffer, table_names
 
-IntArray = npt.NDArray[np.integer]
-
-_ALIGNMENT = 256  # bytes; Triton specialises on aligned pointers
-_DTYPES = {
-    "input_ids": torch.int64,
-    "position_ids": torch.int64,
-    "slot_mapping": torch.int64,
-    "logits_gather_indices": torch.int64,
-    "cu_seqlens": torch.int32,
-    "kv_lens": torch.int32,
-    "block_table": torch.int32,
-    "state_slots": torch.int64,
-}
 METADATA_NAMES = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host")
 """What attention over pages takes."""
 STATE_METADATA_NAMES = ("cu_seqlens", "kv_lens", "state_slots", "batch_info_host")
 """What a recurrence takes that keeps one state a sequence."""
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Where each field lies in the buffer when rows have at most `tokens` tokens of `sequences` sequences."""
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Where the tokens of one step lie, the last `padding` sequences of one token each included."""
 
-    tokens: int
-    sequences: int
-    arrays: dict[str, IntArray]
-    """On the host."""
-    device: dict[str, torch.Tensor]
-    num_bytes: int
-    views: dict[tuple[int, int, int], dict[str, torch.Tensor]] = field(default_factory=dict)
-    """By number of tokens, sequences and rows of logits."""
+    kv_lens: IntArray
+    """[sequences] tokens cached after it."""
+    longest: int
+    """New tokens of one sequence, at most."""
+    padding: int
+    sequence: IntArray
+    """[tokens] each token's sequence."""
+    positions: IntArray
+    """[tokens] each token's place in it."""
+    ends: IntArray
+    """[sequences] where the tokens of each end in the row."""
 
 
 class SequenceInfo:
@@ -62,6 +54,7 @@ class SequenceInfo:
         page_size: int,
         device: torch.device,
         first_position: int = 0,
+        snapshots: int = 0,
     ) -> None:
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
@@ -70,23 +63,58 @@ class SequenceInfo:
         self.device = device
         self.first_position = first_position
         """What a sequence's first token has in `position_ids`; nothing else counts from there."""
+        self.snapshots = snapshots
+        """Recurrent states that are kept for requests to come."""
         self.pages_per_sequence = -(-max_seq_len // page_size)
         self.decode_sizes: list[int] = []
         """Captured decode batch sizes, ascending: a decode-only batch is padded up to the next one."""
-        # One sequence and one token more than the limits: `rope_length` may add a row.
-        sequences = max_batch_size + 1
-        total = self._num_bytes(self.max_num_tokens + 1, sequences)
-        self._host = torch.zeros(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._device = self._host if device.type == "cpu" else torch.zeros(total, dtype=torch.uint8, device=device)
-        self._layouts = [self._layout(tokens, sequences) for tokens in (sequences, self.max_num_tokens + 1)]
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._range = np.arange(self.max_num_tokens + 2)
+        self._range = np.arange(max(self.max_num_tokens, max_batch_size) + 3)
         self._info = torch.zeros(4, dtype=torch.int32)
         self.args: dict[str, torch.Tensor] = {}
         """The graph's inputs for this step, by name."""
         self.num_sequences = 0
         """Sequences of this step, without padding."""
+        self.set_groups(1)
+
+    def set_groups(self, groups: int) -> None:
+        """Lay the inputs out for sequences with `groups` tables of pages; those after the first are `..._1` and so on.
+
+        What was captured or gathered before is void.
+        """
+        self.num_groups = groups
+        # One sequence and one token more than the limits: `rope_length` may add a row.
+        self._buffer = StepBuffer(
+            sequences=self.max_batch_size + 1,
+            tokens=self.max_num_tokens + 1,
+            pages_per_sequence=self.pages_per_sequence,
+            groups=groups,
+            device=self.device,
+        )
+        self.rows = SequenceRows(self.max_batch_size + 1, self.max_seq_len, self.pages_per_sequence, groups)
+        self._shown: IntArray | None = None  # the slots whose pages the block tables show
         self.set_decode_example(1)
+
+    def set_rows(
+        self,
+        slots: IntArray,
+        lengths: IntArray | None = None,
+        *,
+        rope_length: int = 0,
+        position_ids: IntArray | None = None,
+    ) -> None:
+        """Describe one step of sequences that have rows: `lengths` [sequences] uncached tokens of each of `slots`.
+
+        `lengths` None: one token each. The rest as for `set_batch`.
+        """
+        step = self._step(self.rows.num_cached[slots], lengths, rope_length)
+        slots = _padded(slots, step.padding, 0)
+        owners = slots[step.sequence]
+        page, layout = step.positions // self.page_size, self._buffer.layout_for(len(step.positions))
+        layout.host["input_ids"][: len(owners)] = self.rows.tokens[owners, step.positions]
+        for group, table in enumerate(self.rows.tables):
+            self._write_mapping(layout, group, table[owners, page], step.positions)
+        self._show(layout, slots)
+        self._finish(layout, step, slots, step.ends - 1, rope_length, position_ids)
 
     def set_batch(
         self,
@@ -100,50 +128,34 @@ class SequenceInfo:
         rope_length: int = 0,
         position_ids: IntArray | None = None,
     ) -> None:
-        """Describe one step: prefill, chunked prefill, decode or a mixture.
+        """Describe one step of any sequences: prefill, chunked prefill, decode or a mixture.
 
         `token_ids` [tokens] are the new tokens of all sequences, one after the other; `starts` [sequences] how many
-        tokens of each are cached; `lengths` [sequences] how many are new; `pages` [sequences, <= pages_per_sequence]
-        each sequence's pages; `slots` [sequences] where its recurrent states lie (default: the spare slot 0, for models
-        that have none). `logits_rows` are the rows whose logits are wanted (default: each sequence's last).
-        `rope_length` makes the row's largest position at least `rope_length - 1` by a padding row, for models whose
-        rotary table depends on it. `position_ids` [tokens] are the tokens' positions for the model where they are not
-        their places in the sequence: an image's tokens may share some.
+        tokens of each are cached; `lengths` [sequences] how many are new; `pages` [groups, sequences,
+        <= pages_per_sequence], or without `groups` when there is one, each sequence's pages; `slots` [sequences] where
+        its recurrent states lie (default: the spare slot 0, for models that have none). `logits_rows` are the rows
+        whose logits are wanted (default: each sequence's last). `rope_length` makes the row's largest position at least
+        `rope_length - 1` by a padding row, for models whose rotary table depends on it. `position_ids` [tokens] are the
+        tokens' positions for the model where they are not their places in the sequence: an image's tokens may share
+        some.
         """
-        self.num_sequences = len(lengths)
-        padding = self._padding(starts, lengths, rope_length)
-        if padding:
-            token_ids, starts, lengths = (
-                _padded(each, padding, i) for i, each in ((0, token_ids), (0, starts), (1, lengths))
-            )
-            pages = np.concatenate([pages, np.zeros((padding, pages.shape[1]), dtype=pages.dtype)])
-            slots = None if slots is None else _padded(slots, padding, 0)
-        tokens, sequences = len(token_ids), len(lengths)
-        kv_lens = starts + lengths
-        longest_query, longest_kv = int(lengths.max()), int(kv_lens.max())
-        assert longest_kv <= self.max_seq_len
-        sequence, positions, ends = self._rows(starts, lengths)
-        assert tokens == ends[-1]
-        page, offset = np.divmod(positions, self.page_size)
-        wanted = ends - 1 if logits_rows is None else logits_rows
-        layout = self._layout_for(tokens, sequences)
-        host = layout.arrays
-        host["input_ids"][:tokens] = token_ids
-        host["position_ids"][:tokens] = positions + self.first_position
-        if position_ids is not None:
-            host["position_ids"][: tokens - padding] = position_ids + self.first_position
-        host["position_ids"][tokens - padding : tokens] = max(rope_length - 1, 0)
-        host["slot_mapping"][:tokens] = pages[sequence, page].astype(np.int64) * self.page_size + offset
-        host["logits_gather_indices"][: len(wanted)] = wanted
-        host["cu_seqlens"][0] = 0  # the other layout may have written there
-        host["cu_seqlens"][1 : sequences + 1] = ends
-        host["kv_lens"][:sequences] = kv_lens
-        host["block_table"][:sequences, : pages.shape[1]] = pages
-        host["block_table"][:sequences, pages.shape[1] :] = 0
-        host["state_slots"][:sequences] = 0 if slots is None else slots
-        self._info.numpy()[:] = sequences, tokens, longest_query, longest_kv
-        self._copy_to_device(layout)
-        self.args = self._views(layout, tokens, sequences, len(wanted))
+        tables = pages[None] if pages.ndim == 2 else pages
+        slots = np.zeros(len(lengths), dtype=np.int64) if slots is None else slots
+        step = self._step(starts, lengths, rope_length)
+        token_ids, slots = _padded(token_ids, step.padding, 0), _padded(slots, step.padding, 0)
+        tables = np.pad(tables, ((0, 0), (0, step.padding), (0, 0)))
+        assert len(token_ids) == len(step.positions)
+        layout = self._buffer.layout_for(len(token_ids))
+        layout.host["input_ids"][: len(token_ids)] = token_ids
+        self._shown = None
+        for group, table in enumerate(tables):
+            self._write_mapping(layout, group, table[step.sequence, step.positions // self.page_size], step.positions)
+            shown = layout.host[table_names(group)[0]][: len(slots)]
+            shown[:, : table.shape[1]] = table
+            shown[:, table.shape[1] :] = 0
+        self._finish(
+            layout, step, slots, step.ends - 1 if logits_rows is None else logits_rows, rope_length, position_ids
+        )
 
     def set_decode_example(self, size: int, kv_len: int = 1) -> None:
         """Set a decode batch of `size` sequences with `kv_len` keys each that read the same pages (from 1 on).
@@ -161,9 +173,19 @@ class SequenceInfo:
         self.set_batch(ids, np.zeros_like(lengths), lengths, self._example_pages(len(lengths)))
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes of a step's inputs on the device."""
+        return self._device.nbytes
+
+    @property
     def num_slots(self) -> int:
-        """Slots of recurrent states: the spare 0, one for each sequence of a batch, and one for a sequence alone."""
-        return self.max_batch_size + 2
+        """Slots of recurrent states: the spare 0, those of a batch, those kept for later, and that of one alone."""
+        return self.max_batch_size + self.snapshots + 2
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a step's inputs on the device."""
+        return self._buffer.num_bytes
 
     @property
     def num_logits(self) -> int:
@@ -171,45 +193,85 @@ class SequenceInfo:
         return len(self.args["logits_gather_indices"])
 
     def _example_pages(self, sequences: int) -> IntArray:
-        return np.tile(np.arange(1, self.pages_per_sequence + 1), (sequences, 1))
+        return np.tile(np.arange(1, self.pages_per_sequence + 1), (self.num_groups, sequences, 1))
 
-    def _padding(self, starts: IntArray, lengths: IntArray, rope_length: int) -> int:
-        """Return how many padding sequences the step needs: for its rotary table, or to reach a captured size."""
-        if rope_length > (starts + lengths).max():
-            return 1
-        if lengths.max() > 1:
-            return 0
-        return next((size - len(lengths) for size in self.decode_sizes if size >= len(lengths)), 0)
-
-    def _rows(self, starts: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Return each token's sequence and position [tokens], and where each sequence's tokens end [sequences]."""
-        order = self._range[: len(lengths)]
-        if lengths.max() == 1:  # decode, which has to be quick
-            return order, starts, order + 1
+    def _step(self, starts: IntArray, lengths: IntArray | None, rope_length: int) -> _Step:
+        """Say which token of which sequence each place of the row holds, padding included."""
+        self.num_sequences = len(starts)
+        assert len(starts) <= self.max_batch_size
+        assert (starts + (1 if lengths is None else lengths)).max() <= self.max_seq_len
+        if lengths is not None and lengths.max() == 1:
+            lengths = None
+        padding = self._padding(starts, lengths, rope_length)
+        starts = _padded(starts, padding, 0)
+        order, count = self._range, len(starts)
+        if lengths is None:  # decode, which has to be quick
+            return _Step(starts + 1, 1, padding, order[:count], starts, order[1 : count + 1])
+        lengths = _padded(lengths, padding, 1)
         ends = np.cumsum(lengths)
-        sequence = np.repeat(order, lengths)
-        return sequence, self._range[: ends[-1]] - np.repeat(ends - starts - lengths, lengths), ends
+        positions = order[: ends[-1]] - np.repeat(ends - starts - lengths, lengths)
+        return _Step(starts + lengths, int(lengths.max()), padding, np.repeat(order[:count], lengths), positions, ends)
 
-    def _layout_for(self, tokens: int, sequences: int) -> _Layout:
-        """Return the smaller layout that fits, once its host buffer is free to be written."""
-        layout = next(each for each in self._layouts if tokens <= each.tokens)
-        assert sequences <= layout.sequences
-        if self._copied is not None:
-            self._copied.synchronize()  # the last step's copy may still read the host buffer
-        return layout
+    def _padding(self, starts: IntArray, lengths: IntArray | None, rope_length: int) -> int:
+        """Return how many padding sequences the step needs: for its rotary table, or to reach a captured size."""
+        if rope_length and rope_length > (starts + (1 if lengths is None else lengths)).max():
+            return 1
+        if not self.decode_sizes or lengths is not None:
+            return 0
+        return next((size - len(starts) for size in self.decode_sizes if size >= len(starts)), 0)
 
-    def _copy_to_device(self, layout: _Layout) -> None:
-        if self._copied is not None:
-            self._device[: layout.num_bytes].copy_(self._host[: layout.num_bytes], non_blocking=True)
-            self._copied.record()
+    def _write_mapping(self, layout: Layout, group: int, pages: IntArray, positions: IntArray) -> None:
+        """Write where each token's key goes, of whose page the number is given."""
+        target = layout.host[table_names(group)[1]][: len(positions)]
+        np.multiply(pages, self.page_size, out=target, casting="unsafe")
+        target += positions % self.page_size
 
-    def _views(self, layout: _Layout, tokens: int, sequences: int, rows: int) -> dict[str, torch.Tensor]:
+    def _show(self, layout: Layout, slots: IntArray) -> None:
+        """Bring the block tables up to date: as long as a batch stays together, only where pages have changed."""
+        changed = self.rows.changed
+        if self._shown is None or not np.array_equal(self._shown, slots):
+            self._shown, which = slots, self._range[: len(slots)]
+        elif changed.any():
+            which = np.flatnonzero(changed[slots])
+        else:
+            return
+        for group, table in enumerate(self.rows.tables):
+            layout.host[table_names(group)[0]][which] = table[slots[which]]
+        changed[:] = False
+
+    def _finish(
+        self,
+        layout: Layout,
+        step: _Step,
+        slots: IntArray,
+        wanted: IntArray,
+        rope_length: int,
+        position_ids: IntArray | None,
+    ) -> None:
+        """Write what depends on neither tokens nor pages, start the copy, and make the graph's inputs."""
+        tokens, sequences, host = len(step.positions), len(slots), layout.host
+        host["cu_seqlens"][1 : sequences + 1] = step.ends
+        host["kv_lens"][:sequences] = step.kv_lens
+        host["state_slots"][:sequences] = slots
+        host["logits_gather_indices"][: len(wanted)] = wanted
+        positions = host["position_ids"][:tokens]
+        positions[:] = step.positions
+        given = tokens - step.padding
+        if position_ids is not None:
+            positions[:given] = position_ids
+        positions[:given] += self.first_position
+        positions[given:] = max(rope_length - 1, 0)
+        self._info.numpy()[:] = sequences, tokens, step.longest, step.kv_lens.max()
+        self._buffer.copy_to_device(layout)
+        self.args = self._views(layout, tokens, sequences, len(wanted))
+
+    def _views(self, layout: Layout, tokens: int, sequences: int, rows: int) -> dict[str, torch.Tensor]:
         """Return the inputs' views; those of pure decode steps are kept, since making them takes a while."""
         key = (tokens, sequences, rows)
         if (known := layout.views.get(key)) is not None:
             return known
-        counts = {"cu_seqlens": sequences + 1, "kv_lens": sequences, "block_table": sequences}
-        counts["state_slots"] = sequences
+        counts = {"cu_seqlens": sequences + 1, "kv_lens": sequences, "state_slots": sequences}
+        counts |= {table_names(group)[0]: sequences for group in range(self.num_groups)}
         counts["logits_gather_indices"] = rows
         views = {name: tensor[: counts.get(name, tokens)] for name, tensor in layout.device.items()}
         for name in ("input_ids", "position_ids"):
@@ -218,28 +280,6 @@ class SequenceInfo:
         if tokens == sequences == rows:
             layout.views[key] = views
         return views
-
-    def _shapes(self, tokens: int, sequences: int) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(_DTYPES, (tokens,))
-        shapes["cu_seqlens"] = (sequences + 1,)
-        shapes["kv_lens"] = shapes["state_slots"] = (sequences,)
-        shapes["block_table"] = (sequences, self.pages_per_sequence)
-        return shapes
-
-    def _num_bytes(self, tokens: int, sequences: int) -> int:
-        shapes = self._shapes(tokens, sequences)
-        return sum(_aligned(int(np.prod(shapes[name])) * dtype.itemsize) for name, dtype in _DTYPES.items())
-
-    def _layout(self, tokens: int, sequences: int) -> _Layout:
-        arrays, device, offset = {}, {}, 0
-        for name, shape in self._shapes(tokens, sequences).items():
-            size = int(np.prod(shape)) * _DTYPES[name].itemsize
-            host, device[name] = (
-                buffer[offset : offset + size].view(_DTYPES[name]).view(shape) for buffer in (self._host, self._device)
-            )
-            arrays[name] = host.numpy()
-            offset += _aligned(size)
-        return _Layout(tokens, sequences, arrays, device, offset)
 
 
 class CachedSequenceInterface:
@@ -269,6 +309,33 @@ class CachedSequenceInterface:
             for name, resource in self.resources.items()
         }
         self.allocator = PageAllocator(num_pages)
+
+    @property
+    def groups(self) -> list[PageGroup]:
+        """The pages, by what has a table of its own."""
+        return [PageGroup(self.allocator)]
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some caches hold recurrent states."""
+        return any(resource.by_sequence for resource in self.resources.values())
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy the recurrent states of one slot to another."""
+        states = [self.caches[name] for name, resource in self.resources.items() if resource.by_sequence]
+        torch._foreach_copy_([state[target] for state in states], [state[source] for state in states])
+
+    @contextmanager
+    def lent_pages(self, lengths: Sequence[int]) -> Iterator[IntArray]:
+        """Lend pages for sequences of these lengths: [groups, sequences, most pages of one], filled up with page 0."""
+        counts = [-(-length // self.info.page_size) for length in lengths]
+        table = np.zeros((len(self.groups), len(counts), max(counts)), dtype=np.int32)
+        with ExitStack() as stack:
+            for index, group in enumerate(self.groups):
+                for row, count in zip(table[index], counts, strict=True):
+                    row[:count] = pages = group.allocator.take(count)
+                    stack.callback(group.allocator.give_back, pages)
+            yield table
 
     @property
     def num_pages(self) -> int:
@@ -326,9 +393,7 @@ def input_names(gm: nn.Module) -> list[str]:
     return [str(node.target) for node in graph.find_nodes(op="placeholder")]
 
 
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-
-
 def _padded(values: IntArray, padding: int, value: int) -> IntArray:
+    if not padding:
+        return values
     return np.concatenate([values, np.full(padding, value)]).astype(np.int64)

@@ -44,7 +44,7 @@ def build_engine(
     pipeline = Pipeline(load_pipeline(runtime.transforms, runtime.mode), dump_dir=dump_dir, strict=strict)
     check = SelfCheck(context, observer) if runtime.mode != "graph" else None
     gm = pipeline.run(context, check.observe if check else observer)
-    _check_cached(gm, context)
+    check_cached(gm, context)
     if check is not None:
         check.run(gm)
         context.facts.extend(losses(gm, context))
@@ -56,12 +56,13 @@ def build_engine(
         vocab_size=getattr(context.factory.text_config, "vocab_size", None),
         composite=Composite(context) if context.factory.eager_modules else None,
         rope=length_dependent_rope(context.factory.text_config.to_dict()),
+        reuse=context.runtime.kv_cache_config.enable_block_reuse,
         history=context.history,
         facts=context.facts,
     )
 
 
-def _check_cached(gm: nn.Module, context: TransformContext) -> None:
+def check_cached(gm: nn.Module, context: TransformContext) -> None:
     """Raise `OnboardError` for attention that sees only the tokens of its own step, or for no state at all."""
     graph = context.factory.mode == "graph"
     written_out = "Its own code is not recognised: onboard the model, which translates it"

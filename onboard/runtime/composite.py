@@ -17,7 +17,7 @@ from torch import nn
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.checkpoint import Checkpoint
 from onboard.graph.context import TransformContext
-from onboard.graph.sequence import IntArray
+from onboard.graph.step_buffer import IntArray
 from onboard.graph.weight_names import match_names, module_renaming
 from onboard.ops.block_attention import allowed
 from onboard.runtime.prompt_inputs import PromptInputs

@@ -17,10 +17,12 @@ from onboard.graph.fx import graph_modules
 from onboard.graph.prompt_inputs import with_given_inputs
 from onboard.graph.sequence import CachedSequenceInterface
 from onboard.runtime.composite import Composite
+from onboard.runtime.memory import CacheMemory
 from onboard.runtime.prompt_inputs import PromptInputs, given_rows
+from onboard.runtime.request import FinishReason, Request, Step
 from onboard.runtime.rope import LengthDependentRope
 from onboard.runtime.sampling import SamplingParams, make_generator, sample
-from onboard.runtime.scheduler import Chunk, FinishReason, Request, Scheduler, Step
+from onboard.runtime.scheduler import Scheduler
 from onboard.runtime.tokenizer import Detokenizer, Tokenizer
 
 _LOGITS_CHUNK = 256  # tokens whose logits `logits` computes at a time: rows of the vocabulary's size are large
@@ -37,6 +39,18 @@ class EngineStats:
     seconds: float = 0.0
     """In steps, the sampler included."""
     preemptions: int = 0
+    """Times that a sequence lost its pages to another and had to compute its tokens again."""
+    cancelled: int = 0
+    prefix_hits: int = 0
+    """Times that a sequence began, or came back, with tokens that were cached already."""
+    reused_tokens: int = 0
+    """Tokens that were found in the cache and not computed."""
+    state_snapshots: int = 0
+    """Recurrent states that were kept for later requests."""
+    most_pages: int = 0
+    """Cache pages in use at a time."""
+    pages: int = 0
+    """Cache pages that there are."""
     graph_replays: int = 0
     """Steps that replayed a CUDA graph."""
 
@@ -66,33 +80,42 @@ class Engine:
     rope: LengthDependentRope | None = None
     composite: Composite | None = None
     """The towers of a composite model."""
+    reuse: bool = True
+    """Whether a request takes over what earlier ones with the same beginning left in the cache."""
     history: list[Any] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        info = self.cache.info
-        self.scheduler = Scheduler(
-            self.cache.allocator,
+        info, cache = self.cache.info, self.cache
+        self.memory = CacheMemory(
+            cache.groups,
+            info.rows,
             page_size=info.page_size,
             max_batch_size=info.max_batch_size,
             max_num_tokens=info.max_num_tokens,
-            rope=self.rope,
+            reuse=self.reuse,
+            snapshots=info.snapshots if cache.has_states else None,
+            copy_state=cache.copy_state,
         )
-        self.stats = EngineStats()
+        self.scheduler = Scheduler(
+            self.memory, max_batch_size=info.max_batch_size, max_num_tokens=info.max_num_tokens, rope=self.rope
+        )
+        self.stats = EngineStats(pages=sum(group.allocator.num_usable for group in cache.groups))
         self._detokenizers: dict[int, Detokenizer] = {}
         self._given_graphs: dict[tuple[bool, bool], fx.GraphModule] = {}
 
     @property
     def capacity(self) -> int:
         """Most tokens, prompt included, that one sequence can have."""
-        return min(self.cache.info.max_seq_len, self.cache.allocator.num_usable * self.cache.info.page_size)
+        return min(self.cache.info.max_seq_len, self.memory.capacity)
 
     def submit(
-        self, prompt: Sequence[int], params: SamplingParams, inputs: Mapping[str, Any] | None = None
+        self, prompt: Sequence[int], params: SamplingParams, inputs: Mapping[str, Any] | None = None, priority: int = 0
     ) -> list[Request]:
         """Queue a prompt; return its `params.n` outputs, which `step` completes.
 
-        `inputs` are what transformers' processor makes of the prompt's images beside the tokens.
+        `inputs` are what transformers' processor makes of the prompt's images beside the tokens. Requests of a smaller
+        `priority` go first, and take pages from others when there are not enough.
         Raises `UsageError` if the prompt is empty, too long, or has a token that the model does not have.
         """
         self._check_prompt(prompt, room_for=1)
@@ -100,10 +123,18 @@ class Engine:
             raise UsageError("stop texts need a tokenizer and the checkpoint has none", hint="Use stop_token_ids")
         given = self._prepare(list(prompt), inputs) if inputs else None
         generators = [make_generator(params, index) for index in range(params.n)]
-        outputs = [Request(list(prompt), params, generator, given=given) for generator in generators]
+        outputs = [Request(list(prompt), params, generator, priority, given) for generator in generators]
         for output in outputs:
             self.scheduler.add(output)
         return outputs
+
+    def cancel(self, output: Request) -> bool:
+        """Drop an output between two steps, what it has so far is kept; False: it was finished already."""
+        if not self.scheduler.cancel(output):
+            return False
+        self.stats.cancelled += 1
+        self._set_text(output)
+        return True
 
     def run(self, on_step: Callable[[Step], None] | None = None) -> None:
         """Step until every output is finished; after an error nothing is left queued."""
@@ -121,22 +152,13 @@ class Engine:
         """Run one forward pass and choose the next token of every sequence that it completes."""
         start = time.perf_counter()
         step = self.scheduler.schedule()
-        self.cache.info.set_batch(
-            step.token_ids(),
-            step.starts(),
-            step.lengths(),
-            step.pages(),
-            slots=step.slots(),
-            rope_length=step.rope_length,
-            position_ids=step.position_ids(),
+        self.cache.info.set_rows(
+            step.slots(), step.lengths(), rope_length=step.rope_length, position_ids=step.position_ids()
         )
         logits = self._forward(step)
-        complete = [(row, chunk) for row, chunk in enumerate(step.chunks) if chunk.completes]
-        self._count(step, len(complete))
-        for chunk in step.chunks:
-            self.scheduler.complete(chunk)
+        complete = self.scheduler.complete(step)
         self._choose(logits, complete)
-        self.stats.seconds += time.perf_counter() - start
+        self._count(step, len(complete), time.perf_counter() - start)
         return step
 
     @torch.inference_mode()
@@ -147,12 +169,8 @@ class Engine:
         """
         tokens = np.asarray(torch.as_tensor(input_ids).flatten().tolist(), dtype=np.int64)
         self._check_prompt(tokens.tolist(), room_for=0)
-        info, allocator = self.cache.info, self.cache.allocator
-        pages = allocator.take(-(-len(tokens) // info.page_size))
-        try:
-            return torch.cat(list(self._prefill_logits(tokens, np.array([pages]))))
-        finally:
-            allocator.give_back(pages)
+        with self.cache.lent_pages([len(tokens)]) as pages:
+            return torch.cat(list(self._prefill_logits(tokens, pages)))
 
     def _forward(self, step: Step) -> torch.Tensor:
         """Run the graph; a decode step for which graphs were captured and none was replayed is a fact."""
@@ -226,19 +244,23 @@ class Engine:
                 hint="Shorten it, or raise max_seq_len (and the cache's max_tokens)",
             )
 
-    def _count(self, step: Step, completed: int) -> None:
-        self.stats.steps += 1
-        self.stats.generated_tokens += completed
-        self.stats.prompt_tokens += step.num_tokens - sum(chunk.sequence.num_pending == 1 for chunk in step.chunks)
-        self.stats.preemptions = self.scheduler.num_preemptions
-        self.stats.graph_replays = self._replays
+    def _count(self, step: Step, completed: int, seconds: float) -> None:
+        stats, memory = self.stats, self.memory.stats
+        stats.steps += 1
+        stats.seconds += seconds
+        stats.generated_tokens += completed
+        stats.prompt_tokens += step.num_filling
+        stats.preemptions = self.scheduler.num_preemptions
+        stats.prefix_hits, stats.reused_tokens = memory.prefix_hits, memory.reused_tokens
+        stats.state_snapshots, stats.most_pages = memory.state_snapshots, memory.most_pages
+        stats.graph_replays = self._replays
 
-    def _choose(self, logits: torch.Tensor, complete: list[tuple[int, Chunk]]) -> None:
+    def _choose(self, logits: torch.Tensor, complete: list[tuple[int, Request]]) -> None:
         if not complete:
             return
-        sequences = [chunk.sequence for _, chunk in complete]
+        sequences = [sequence for _, sequence in complete]
         rows = [row for row, _ in complete]
-        wanted = logits[: len(rows)] if rows == list(range(len(rows))) else logits[rows]
+        wanted = logits[: len(rows)] if rows[-1] == len(rows) - 1 else logits[rows]
         capacity = self.capacity
         choices = sample(wanted, [each.params for each in sequences], [each.generator for each in sequences])
         for sequence, choice in zip(sequences, choices, strict=True):
@@ -274,7 +296,7 @@ class Engine:
         if self.tokenizer is None:
             return
         shown = sequence.generated
-        if self._ends_text(sequence.params, shown[-1]):
+        if shown and self._ends_text(sequence.params, shown[-1]):
             shown = shown[:-1]
         sequence.text = self.tokenizer.decode(shown)
         if sequence.params.stop:

@@ -15,9 +15,9 @@ from onboard.config import DType, Mode, RuntimeConfig
 from onboard.errors import UsageError
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
+from onboard.runtime.request import FinishReason, Request, Step
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.runtime.sampling import SamplingParams
-from onboard.runtime.scheduler import FinishReason, Request, Step
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, its tokens (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or `{"prompt_token_ids": ...}`.

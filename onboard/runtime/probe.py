@@ -13,6 +13,7 @@ from torch import nn
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import copy_graphs
 from onboard.graph.sequence import CachedSequenceInterface, SequenceInfo, input_names
+from onboard.graph.step_buffer import IntArray
 from onboard.graph.transform import get_transform
 from onboard.runtime.rope import LengthDependentRope
 
@@ -104,15 +105,11 @@ def run_plan(
 ) -> list[torch.Tensor]:
     """Run a cached graph by a plan; return each prompt's logits [tokens, vocabulary] float32 on the CPU."""
     lengths = [len(prompt) for prompt in prompts]
-    pages = [cache.allocator.take(-(-length // cache.info.page_size)) for length in lengths]
     rows: list[list[torch.Tensor]] = [[] for _ in prompts]
-    try:
+    with cache.lent_pages(lengths) as pages:
         for step in plan:
             for part, logits in zip(step, _run_step(gm, cache, prompts, step, pages, rope), strict=True):
                 rows[part.prompt].append(logits)
-    finally:
-        for owned in pages:
-            cache.allocator.give_back(owned)
     return [torch.cat(parts) for parts in rows]
 
 
@@ -121,18 +118,16 @@ def _run_step(
     cache: CachedSequenceInterface,
     prompts: Sequence[Prompt],
     step: Sequence[Part],
-    pages: Sequence[list[int]],
+    pages: IntArray,
     rope: LengthDependentRope | None,
 ) -> list[torch.Tensor]:
     sizes = [part.end - part.start for part in step]
-    width = max(len(pages[part.prompt]) for part in step)
-    table = np.array([pages[part.prompt] + [0] * (width - len(pages[part.prompt])) for part in step])
     decode = max(sizes) == 1  # every row is wanted anyway, and a captured graph takes padding rows with it
     cache.info.set_batch(
         np.array([token for part in step for token in prompts[part.prompt][part.start : part.end]]),
         np.array([part.start for part in step]),
         np.array(sizes),
-        table,
+        pages[:, [part.prompt for part in step]],
         None if decode else np.arange(sum(sizes)),
         slots=np.array([part.prompt + 1 for part in step]),
         rope_length=max(rope.table(len(prompts[part.prompt])) for part in step) if rope else 0,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from onboard.graph.prompt_inputs import BLOCKS, COS, EMBEDS, GIVEN, SIN, TURNED
-from onboard.graph.sequence import IntArray
+from onboard.graph.step_buffer import IntArray
 
 if TYPE_CHECKING:
-    from onboard.runtime.scheduler import Step
+    from onboard.runtime.request import Step
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,16 @@ class PromptInputs:
         """Return what the graph is given, by input: [tokens, size]."""
         tables = dict(zip((COS, SIN), self.tables, strict=True)) if self.tables is not None else {}
         return {EMBEDS: self.embeds, **tables}
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A digest of all of it: tokens that are known by their content depend on it."""
+        arrays = [self.place, np.array(self.after), *([] if self.blocks is None else [self.blocks])]
+        arrays += [each.detach().cpu().contiguous().view(torch.uint8).numpy() for each in self.rows().values()]
+        whole = hashlib.blake2b(digest_size=16)
+        for array in arrays:
+            whole.update(f"{array.shape} {array.dtype}".encode() + array.tobytes())
+        return whole.digest()
 
     def positions(self, start: int, length: int) -> IntArray:
         """Return the positions of tokens `start` to `start + length`, generated ones too."""

@@ -2,154 +2,23 @@
 
 Continuous batching follows Yu et al. 2022 ("Orca"), chunked prefill Agrawal et al. 2023 ("Sarathi"), preemption by
 recomputation Kwon et al. 2023 ("PagedAttention").
+
+Requests have a strict order, by priority and then by arrival. The first one of all that are unfinished is never
+preempted and has a part in every step that computes its rotary table, so that some request always comes nearer to its
+end.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-from typing import Literal
+from bisect import insort
+from operator import attrgetter
 
-import numpy as np
-
-from onboard.graph.cache import PageAllocator
-from onboard.graph.sequence import IntArray
-from onboard.runtime.prompt_inputs import PromptInputs
+from onboard.errors import OnboardError
+from onboard.runtime.memory import CacheMemory
+from onboard.runtime.request import Chunk, FinishReason, Request, Step
 from onboard.runtime.rope import LengthDependentRope
-from onboard.runtime.sampling import SamplingParams
 
-FinishReason = Literal["stop", "length"]
-
-
-@dataclass(eq=False)
-class Request:
-    """One output while it is generated."""
-
-    prompt: list[int]
-    params: SamplingParams
-    generator: np.random.Generator
-    tokens: list[int] = field(init=False)
-    """The prompt and what was generated so far."""
-    num_cached: int = 0
-    """Leading tokens whose keys and values are in the cache."""
-    pages: list[int] = field(default_factory=list)
-    """Grows until `release` empties it."""
-    logprobs: list[dict[int, float]] = field(default_factory=list)
-    text: str = ""
-    """The generated text, set at the end."""
-    finish_reason: FinishReason | None = None
-    given: PromptInputs | None = None
-    """What the prompt has beside its tokens."""
-    last_step: int = -1
-    slot: int = 0
-    """Where its recurrent states lie while it runs."""
-
-    def __post_init__(self) -> None:
-        self.tokens = list(self.prompt)
-        self._page_row = np.zeros(0, dtype=np.int32)
-
-    def page_row(self) -> IntArray:
-        """Return the pages as an array."""
-        if len(self._page_row) != len(self.pages):
-            self._page_row = np.array(self.pages, dtype=np.int32)
-        return self._page_row
-
-    def release(self) -> list[int]:
-        """Forget pages and cached tokens; return the pages."""
-        pages, self.pages, self.num_cached = self.pages, [], 0
-        self._page_row = self._page_row[:0]
-        return pages
-
-    def fitting(self, length: int) -> int:
-        """Return how many of the next `length` tokens may come in one step: no block of the prompt is taken apart."""
-        return length if self.given is None else self.given.fitting(self.num_cached, length)
-
-    @property
-    def generated(self) -> list[int]:
-        """The generated tokens."""
-        return self.tokens[len(self.prompt) :]
-
-    @property
-    def num_generated(self) -> int:
-        """How many tokens were generated."""
-        return len(self.tokens) - len(self.prompt)
-
-    @property
-    def num_pending(self) -> int:
-        """Known tokens that are not cached yet."""
-        return len(self.tokens) - self.num_cached
-
-
-@dataclass(slots=True)
-class Chunk:
-    """The next `length` uncached tokens of a sequence."""
-
-    sequence: Request
-    length: int
-
-    @property
-    def completes(self) -> bool:
-        """Whether the last row's logits choose the sequence's next token."""
-        return self.length == self.sequence.num_pending
-
-    def reads_given(self) -> bool:
-        """Whether some of its tokens have rows from outside."""
-        given = self.sequence.given
-        return given is not None and self.sequence.num_cached < len(given)
-
-
-@dataclass
-class Step:
-    """One forward pass; `rope_length` as in `SequenceInfo.set_batch`."""
-
-    rope_length: int = 0
-    chunks: list[Chunk] = field(default_factory=list)
-    num_tokens: int = 0
-
-    def add(self, chunk: Chunk) -> None:
-        """Append a chunk."""
-        self.chunks.append(chunk)
-        self.num_tokens += chunk.length
-
-    def token_ids(self) -> IntArray:
-        """Return the new tokens of all chunks, one after the other."""
-        starts = ((chunk.sequence.tokens, chunk.sequence.num_cached, chunk.length) for chunk in self.chunks)
-        return np.array([token for tokens, start, length in starts for token in tokens[start : start + length]])
-
-    def starts(self) -> IntArray:
-        """Return each sequence's number of cached tokens."""
-        return np.array([chunk.sequence.num_cached for chunk in self.chunks])
-
-    def has_given(self) -> bool:
-        """Whether some of its tokens have rows from outside."""
-        return any(chunk.reads_given() for chunk in self.chunks)
-
-    def position_ids(self) -> IntArray | None:
-        """Return the tokens' positions for the model where they are not their places; None where all are."""
-        if all(chunk.sequence.given is None for chunk in self.chunks):
-            return None
-        return np.concatenate([_positions(chunk) for chunk in self.chunks])
-
-    def lengths(self) -> IntArray:
-        """Return each chunk's number of tokens."""
-        return np.array([chunk.length for chunk in self.chunks])
-
-    def slots(self) -> IntArray:
-        """Return where each sequence's recurrent states lie."""
-        return np.array([chunk.sequence.slot for chunk in self.chunks])
-
-    def pages(self) -> IntArray:
-        """Return each sequence's pages, filled up with the spare page 0."""
-        rows = [chunk.sequence.page_row() for chunk in self.chunks]
-        table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
-        for target, row in zip(table, rows, strict=True):
-            target[: len(row)] = row
-        return table
-
-
-def _positions(chunk: Chunk) -> IntArray:
-    start, given = chunk.sequence.num_cached, chunk.sequence.given
-    return np.arange(start, start + chunk.length) if given is None else given.positions(start, chunk.length)
+_in_order = attrgetter("order")
 
 
 class Scheduler:
@@ -157,24 +26,23 @@ class Scheduler:
 
     def __init__(
         self,
-        allocator: PageAllocator,
+        memory: CacheMemory,
         *,
-        page_size: int,
         max_batch_size: int,
         max_num_tokens: int,
         rope: LengthDependentRope | None = None,
     ) -> None:
-        self.allocator = allocator
-        self.slots = PageAllocator(max_batch_size + 1)
-        self.page_size = page_size
+        self.memory = memory
         self.max_batch_size = max_batch_size
         self.max_num_tokens = max_num_tokens
         self.rope = rope
-        self.waiting: deque[Request] = deque()
+        self.waiting: list[Request] = []
+        """In order."""
         self.running: list[Request] = []
-        """In order of admission: the last one is preempted first."""
+        """In order: the last one is preempted first."""
         self.num_preemptions = 0
         self.num_steps = 0
+        self._num_arrived = 0
 
     @property
     def busy(self) -> bool:
@@ -183,97 +51,138 @@ class Scheduler:
 
     def add(self, sequence: Request) -> None:
         """Queue a sequence; it must fit the cache when it is alone there."""
-        self.waiting.append(sequence)
+        sequence.order = sequence.priority, self._num_arrived
+        sequence.table = self._table(sequence)
+        self._num_arrived += 1
+        insort(self.waiting, sequence, key=_in_order)
 
     def schedule(self) -> Step:
-        """Return the next step: running sequences first, oldest first, then newly admitted ones."""
+        """Return the next step: running sequences first, in order, then newly admitted ones."""
         assert self.busy
         step = self._fill(Step(self._next_table()))
         while not step.chunks:  # the sequence whose turn it was has been preempted
+            if not self.running and self._border() is None:
+                raise OnboardError("the cache has no room for one request", hint="Something else holds its pages")
             step = self._fill(Step(self._next_table()))
         for chunk in step.chunks:
             chunk.sequence.last_step = self.num_steps
         self.num_steps += 1
         return step
 
-    def complete(self, chunk: Chunk) -> None:
-        """Record that a chunk's keys and values are in the cache."""
-        chunk.sequence.num_cached += chunk.length
+    def complete(self, step: Step) -> list[tuple[int, Request]]:
+        """Record that a step was run; return the sequences whose next token it chose, and their rows in the batch."""
+        completing = [(row, chunk.sequence) for row, chunk in enumerate(step.chunks) if chunk.completes]
+        for chunk in step.chunks:
+            self.memory.computed(chunk.sequence, chunk.length)
+        return completing
 
     def append(self, sequence: Request, token: int) -> None:
         """Append a generated token; a sequence that outgrows its rotary table is computed anew with the next one."""
+        self.memory.rows.tokens[sequence.slot, len(sequence.tokens)] = token
         sequence.tokens.append(token)
-        if self.rope and self._table(sequence) != self.rope.table(len(sequence.tokens) - 1):
-            sequence.num_cached = 0
+        if self.rope and self._table(sequence) != sequence.table:
+            sequence.table = self._table(sequence)
+            self.memory.restart(sequence)
 
     def finish(self, sequence: Request, reason: FinishReason) -> None:
-        """Retire a sequence and free its pages."""
+        """Retire a running sequence and free its pages."""
         sequence.finish_reason = reason
         self.running.remove(sequence)
-        self._release(sequence)
+        self.memory.release(sequence)
+
+    def cancel(self, sequence: Request) -> bool:
+        """Drop a sequence between two steps, running or not; False: it was finished already."""
+        if sequence.finish_reason is not None:
+            return False
+        if sequence.slot:
+            self.finish(sequence, "abort")
+        else:
+            self.waiting.remove(sequence)
+            sequence.finish_reason = "abort"
+        return True
 
     def abort(self) -> None:
         """Drop every sequence."""
-        for sequence in self.running:
-            self._release(sequence)
-        self.running.clear()
-        self.waiting.clear()
+        for sequence in [*self.running, *self.waiting]:
+            self.cancel(sequence)
 
     def _fill(self, step: Step) -> Step:
+        self._make_way()
+        decoding = sum(sequence.num_pending == 1 for sequence in self.running)
         for sequence in list(self.running):
-            if sequence.pages:  # it may have been preempted meanwhile
-                self._advance(sequence, step)
+            if sequence.slot:  # it may have been preempted meanwhile
+                decoding -= sequence.num_pending == 1
+                self._advance(sequence, step, decoding)
         self._admit(step)
         return step
 
-    def _advance(self, sequence: Request, step: Step) -> None:
-        """Put the next chunk of a running sequence into the step, if the step and the cache have room."""
-        length = sequence.fitting(min(sequence.num_pending, self.max_num_tokens - step.num_tokens))
-        if length and self._table(sequence) == step.rope_length and self._reserve(sequence, length):
+    def _advance(self, sequence: Request, step: Step, decoding: int) -> None:
+        """Put the next chunk of a running sequence into the step, if the step and the cache have room.
+
+        A prompt leaves room for the `decoding` sequences after it, unless the least it can take has none then.
+        """
+        if sequence.table != step.rope_length:
+            return
+        budget = self.max_num_tokens - step.num_tokens
+        length = self._fitting(sequence, budget - decoding) or self._fitting(sequence, budget)
+        if length and self._reserve(sequence, length):
             step.add(Chunk(sequence, length))
 
-    def _admit(self, step: Step) -> None:
-        """Start waiting sequences in order while the batch, the step and the cache have room for all they know."""
-        while step.num_tokens < self.max_num_tokens and self._admissible():
-            if self._table(self.waiting[0]) != step.rope_length:
-                return
-            sequence = self.waiting.popleft()
-            sequence.pages = self.allocator.take(self._pages_for(len(sequence.tokens)))
-            (sequence.slot,) = self.slots.take(1)
-            self.running.append(sequence)
-            self._advance(sequence, step)
+    def _fitting(self, sequence: Request, budget: int) -> int:
+        """Return how many tokens a sequence may have in a step that has room for `budget`."""
+        if budget <= 0 or sequence.num_pending == 1:
+            return int(budget > 0)
+        return sequence.fitting(self.memory.chunk(sequence, min(sequence.num_pending, budget)))
 
-    def _admissible(self) -> bool:
+    def _admit(self, step: Step) -> None:
+        """Start waiting sequences in order while the batch, the step and the cache have room for all they know.
+
+        One whose next page is computed in this very step by another waits for it.
+        """
+        coming: set[bytes] = set()
+        for chunk in step.chunks if self.waiting else ():
+            coming.update(self.memory.completes(chunk))
+        while step.num_tokens < self.max_num_tokens and (border := self._border()) is not None:
+            sequence = self.waiting[0]
+            if sequence.table != step.rope_length or self.memory.awaits(sequence, border) in coming:
+                return
+            self.waiting.pop(0)
+            self.memory.admit(sequence, border)
+            insort(self.running, sequence, key=_in_order)
+            length = self._fitting(sequence, self.max_num_tokens - step.num_tokens)
+            if length and self.memory.reserve(sequence, length):  # else it goes on with the next step
+                step.add(Chunk(sequence, length))
+                coming.update(self.memory.completes(step.chunks[-1]))
+
+    def _border(self) -> int | None:
+        """Return how many known pages the first waiting sequence would start with; None: there is no room for it."""
         if not self.waiting or len(self.running) >= self.max_batch_size:
-            return False
-        return self._pages_for(len(self.waiting[0].tokens)) <= self.allocator.num_free
+            return None
+        return self.memory.room_for(self.waiting[0])
+
+    def _make_way(self) -> None:
+        """Preempt sequences of a lower priority than the first one that waits, until it has room."""
+        while self.waiting and self.running and self.waiting[0].priority < self.running[-1].priority:
+            if self._border() is not None:
+                return
+            self._preempt(self.running[-1])
 
     def _reserve(self, sequence: Request, length: int) -> bool:
-        """Give the sequence pages for `length` more tokens, preempting the latest ones; False: it was preempted."""
-        missing = self._pages_for(sequence.num_cached + length) - len(sequence.pages)
-        while missing > self.allocator.num_free:
+        """Give the sequence pages for `length` more tokens, preempting the last ones; False: it was preempted."""
+        while not self.memory.reserve(sequence, length):
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
-        if missing > 0:
-            sequence.pages += self.allocator.take(missing)
         return True
 
     def _preempt(self, sequence: Request) -> None:
         """Take a sequence's pages away; it computes its tokens again when it is admitted next."""
         self.running.remove(sequence)
-        self._release(sequence)
-        self.waiting.appendleft(sequence)
+        self.memory.release(sequence)
+        insort(self.waiting, sequence, key=_in_order)
+        sequence.num_preemptions += 1
         self.num_preemptions += 1
-
-    def _release(self, sequence: Request) -> None:
-        self.allocator.give_back(sequence.release())
-        self.slots.give_back([sequence.slot])
-        sequence.slot = 0
-
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.page_size)
 
     def _table(self, sequence: Request) -> int:
         return self.rope.table(len(sequence.tokens)) if self.rope else 0
@@ -282,5 +191,5 @@ class Scheduler:
         """Return the rotary table of the next step: that of the sequence that has waited longest for one."""
         if self.rope is None:
             return 0
-        candidates = [*self.running, *([self.waiting[0]] if self._admissible() else [])]
-        return self._table(min(candidates, key=lambda sequence: sequence.last_step))
+        candidates = [*self.running, *([self.waiting[0]] if self._border() is not None else [])]
+        return min(candidates, key=attrgetter("last_step")).table if candidates else 0

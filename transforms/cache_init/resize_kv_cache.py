@@ -7,6 +7,8 @@ from torch import nn
 
 from onboard.errors import OnboardError
 from onboard.graph.context import TransformContext
+from onboard.graph.interface import cache_plan
+from onboard.graph.plan import CachePlan
 from onboard.graph.sequence import CachedSequenceInterface
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
@@ -24,9 +26,10 @@ class ResizeKVCache(BaseTransform[TransformConfig]):
         cache: CachedSequenceInterface | None = context.cache
         if cache is None or not cache.resources:
             return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
-        pages = _useful_pages(cache, context)
-        if context.device.type == "cuda" and cache.bytes_per_page:
-            pages = min(pages, _affordable_pages(gm, cache, context))
+        plan = cache_plan(context)
+        pages = plan.limits.useful_pages
+        if context.device.type == "cuda":
+            pages = min(pages, _affordable_pages(gm, plan, context))
         if pages - 1 < cache.info.pages_per_sequence:
             tokens = (pages - 1) * cache.info.page_size
             context.facts.append(f"the cache holds {tokens} tokens, less than max_seq_len={cache.info.max_seq_len}")
@@ -34,22 +37,13 @@ class ResizeKVCache(BaseTransform[TransformConfig]):
         return gm, TransformInfo(num_matches=len(cache.caches), is_clean=True, has_valid_shapes=True)
 
 
-def _useful_pages(cache: CachedSequenceInterface, context: TransformContext) -> int:
-    """Return the pages that sequences can fill, and the spare one."""
-    pages = cache.info.max_batch_size * cache.info.pages_per_sequence
-    if (limit := context.runtime.kv_cache_config.max_tokens) is not None:
-        pages = min(pages, -(-limit // cache.info.page_size))
-    return 1 + pages
-
-
-def _affordable_pages(gm: nn.Module, cache: CachedSequenceInterface, context: TransformContext) -> int:
+def _affordable_pages(gm: nn.Module, plan: CachePlan, context: TransformContext) -> int:
     """Return the pages for which the GPU has memory beside the activations of the largest step."""
-    activations = _activation_bytes(gm, cache, context.device)
+    activations = _activation_bytes(gm, context.cache, context.device)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(context.device)
-    held = cache.num_pages * cache.bytes_per_page
-    budget = context.runtime.kv_cache_config.free_gpu_memory_fraction * (free + held - activations)
-    pages = int(budget // cache.bytes_per_page)
+    held = sum(cache.nbytes for cache in context.cache.caches.values())
+    pages = plan.pages_within(context.runtime.kv_cache_config.free_gpu_memory_fraction * (free + held - activations))
     if pages < 2:
         raise OnboardError(
             f"no GPU memory is left for the cache: {free / 2**30:.2f} GiB free, a step needs {activations / 2**30:.2f}",

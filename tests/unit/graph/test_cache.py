@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from onboard.errors import OnboardError
-from onboard.graph.cache import KVPagedResource, PageAllocator
+from onboard.graph.cache import KVPagedResource
+from onboard.graph.pages import PageAllocator
 
 
 def test_a_cache_has_the_documented_layout_and_size() -> None:

@@ -1,161 +1,225 @@
-"""The scheduler against a plain simulation: whatever the order, every sequence sees its own tokens in order."""
+"""The scheduler over a simulated cache: whatever the order, every sequence sees its own tokens in order."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
-import numpy as np
 import pytest
 
-from onboard.graph.cache import PageAllocator
+from onboard.runtime.request import Request
 from onboard.runtime.rope import LengthDependentRope
-from onboard.runtime.sampling import SamplingParams
-from onboard.runtime.scheduler import Request, Scheduler, Step
-
-PAGE = 4
+from tests.unit.runtime.simulated_cache import PAGE, Simulation, alone, make_request
 
 
-def _scheduler(pages: int = 40, **options: object) -> Scheduler:
-    settings = {"page_size": PAGE, "max_batch_size": 4, "max_num_tokens": 16, **options}
-    return Scheduler(PageAllocator(pages), **settings)
-
-
-def _request(prompt_length: int, max_tokens: int = 8) -> Request:
-    prompt = [random.randrange(1000) for _ in range(prompt_length)]
-    return Request(prompt, SamplingParams(max_tokens=max_tokens), np.random.default_rng(0))
-
-
-def _next_token(tokens: list[int]) -> int:
-    return hash(tuple(tokens)) % 1000
-
-
-class _Cache:
-    """What a paged cache would hold: (page, offset) -> token. A step must find all earlier tokens of a sequence.
-
-    A recurrent state holds a sequence's tokens in its slot; it is empty where a sequence begins.
-    """
-
-    def __init__(self) -> None:
-        self.states: dict[int, list[int]] = {}
-        self.slots: dict[tuple[int, int], int] = {}
-
-    def run(self, scheduler: Scheduler, step: Step) -> None:
-        tokens = iter(step.token_ids().tolist())
-        for chunk, start, length, pages in zip(
-            step.chunks, step.starts(), step.lengths(), step.pages().tolist(), strict=True
-        ):
-            for position in range(start, start + length):
-                self.slots[pages[position // PAGE], position % PAGE] = next(tokens)
-            found = [self.slots[pages[i // PAGE], i % PAGE] for i in range(start + length)]
-            assert found == chunk.sequence.tokens[: start + length]
-            slot = chunk.sequence.slot
-            assert 1 <= slot <= scheduler.max_batch_size
-            self.states[slot] = (self.states[slot] if start else []) + found[start:]
-            assert self.states[slot] == found
-            assert 0 not in pages[: -(-(start + length) // PAGE)]
-        assert next(tokens, None) is None
-        for chunk in step.chunks:
-            completes = chunk.completes
-            scheduler.complete(chunk)
-            if completes:
-                _advance(scheduler, chunk.sequence)
-
-
-def _advance(scheduler: Scheduler, request: Request) -> None:
-    scheduler.append(request, _next_token(request.tokens))
-    if len(request.generated) == request.params.max_tokens:
-        scheduler.finish(request, "length")
-
-
-def _run(scheduler: Scheduler, requests: list[Request]) -> list[tuple[list[int], list[int], int]]:
-    """Run everything; return each step's starts, lengths and rotary table."""
-    cache, steps = _Cache(), []
-    for request in requests:
-        scheduler.add(request)
-    while scheduler.busy:
-        step = scheduler.schedule()
-        assert 0 < step.num_tokens <= scheduler.max_num_tokens
-        assert len(step.chunks) <= scheduler.max_batch_size
-        owned = [page for request in scheduler.running for page in request.pages]
-        assert len(owned) == len(set(owned))
-        steps.append((step.starts().tolist(), step.lengths().tolist(), step.rope_length))
-        cache.run(scheduler, step)
-        assert len(steps) < 10_000
-    return steps
-
-
-def _assert_right(requests: list[Request]) -> None:
-    for request in requests:
-        tokens = list(request.prompt)
-        for _ in range(request.params.max_tokens):
-            tokens.append(_next_token(tokens))
-        assert request.tokens == tokens
-
-
-@pytest.mark.parametrize(
-    ("pages", "rope"),
-    [
-        (200, None),
-        (12, None),
-        (200, LengthDependentRope(9)),
-        (12, LengthDependentRope(9)),
-    ],
-)
-def test_random_loads_finish_with_every_token_in_place(pages: int, rope: LengthDependentRope | None) -> None:
-    seed = random.randrange(2**31)
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    seed = random.SystemRandom().randrange(2**31)
     print(f"seed {seed}")
     random.seed(seed)
-    for _ in range(20):
-        scheduler = _scheduler(pages, rope=rope)
-        requests = [_request(random.randrange(1, 30), random.randrange(1, 14)) for _ in range(9)]
-        steps = _run(scheduler, requests)
-        _assert_right(requests)
-        assert scheduler.allocator.num_free == pages - 1
-        assert scheduler.slots.num_free == scheduler.max_batch_size
-        if rope is not None:
-            assert any(table for _, _, table in steps)
 
 
-def test_a_tight_pool_preempts_the_last_admitted_and_it_goes_on_next() -> None:
-    scheduler = _scheduler(pages=5)
-    first, second, third = _request(7, 6), _request(8, 6), _request(4, 2)
-    _run_until_preempted(scheduler, [first, second, third])
-    assert scheduler.num_preemptions == 1
-    assert scheduler.running == [first]
-    assert list(scheduler.waiting) == [second, third]
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "without reuse": {"reuse": False},
+    "two rotary tables": {"rope": LengthDependentRope(9)},
+    "states": {"snapshots": 2},
+    "states that are not kept": {"snapshots": 0},
+    "a window": {"windows": (6,)},
+    "full and windows": {"windows": (None, 5, 9)},
+    "full, a window and states": {"windows": (None, 7), "snapshots": 3},
+    "all of it": {"windows": (None, 7), "snapshots": 3, "rope": LengthDependentRope(9)},
+}
+
+
+def _random_requests(count: int) -> list[Request]:
+    """Some of them begin alike, for a while or to the end."""
+    stem = [random.randrange(1000) for _ in range(30)]
+    requests = []
+    for _ in range(count):
+        own = [random.randrange(1000) for _ in range(random.randrange(1, 30))]
+        prompt = (stem[: random.choice((0, 0, 8, 11, 20))] + own)[: random.randrange(1, 30)]
+        requests.append(make_request(prompt, random.randrange(1, 14), priority=random.choice((0, 0, 0, 1, -1))))
+    return requests
+
+
+@pytest.mark.parametrize("pages", [200, 12])
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_loads_finish_with_every_token_in_place(kind: str, pages: int) -> None:
+    reused = preempted = 0
+    for _ in range(8):
+        simulation = Simulation(pages, **KINDS[kind])
+        requests = _random_requests(9)
+        steps = simulation.run(requests)
+        assert all(request.tokens == alone(request) for request in requests)
+        if "rope" in KINDS[kind]:
+            assert any(step.rope_length for step in steps)
+        reused += simulation.memory.stats.reused_tokens
+        preempted += simulation.scheduler.num_preemptions
+    assert bool(preempted) == (pages == 12) or KINDS[kind].get("windows") == (6,)  # these need few pages
+    assert bool(reused) == simulation.memory.reuse
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_that_arrive_and_are_cancelled_at_any_time_lose_nothing(kind: str) -> None:
+    for _ in range(4):
+        simulation = Simulation(14, **KINDS[kind])
+        queue, open_requests, done = _random_requests(25), [], []
+        while queue or simulation.scheduler.busy:
+            while queue and random.random() < 0.4:
+                open_requests.append(queue.pop())
+                simulation.scheduler.add(open_requests[-1])
+            if open_requests and random.random() < 0.1:
+                victim = random.choice(open_requests)
+                assert simulation.scheduler.cancel(victim) == (victim not in done)
+                assert victim in done or victim.finish_reason == "abort"
+            if simulation.scheduler.busy:
+                simulation.step()
+            done = [request for request in open_requests if request.finish_reason]
+        simulation.check_nothing_is_held()
+        for request in open_requests:
+            assert alone(request)[: len(request.tokens)] == request.tokens
+            assert request.finish_reason == "abort" or len(request.generated) == request.params.max_tokens
+
+
+def test_a_tight_pool_preempts_the_last_to_arrive_and_it_goes_on_next() -> None:
+    simulation = Simulation(pages=5)
+    requests = [make_request(7, 6), make_request(8, 6), make_request(4, 2)]
+    first, second, third = requests
+    for request in requests:
+        simulation.scheduler.add(request)
+    while not simulation.scheduler.num_preemptions:
+        simulation.step()
+    assert simulation.scheduler.num_preemptions == second.num_preemptions == 1
+    assert simulation.scheduler.running == [first]
+    assert simulation.scheduler.waiting == [second, third]
     assert second.num_cached == 0
 
 
-def _run_until_preempted(scheduler: Scheduler, requests: list[Request]) -> None:
-    cache = _Cache()
-    for request in requests:
-        scheduler.add(request)
-    while not scheduler.num_preemptions:
-        cache.run(scheduler, scheduler.schedule())
+def test_what_comes_first_takes_the_place_of_what_can_wait() -> None:
+    simulation = Simulation(pages=7, max_batch_size=2)
+    late, early, urgent = make_request(9, 9, priority=1), make_request(9, 9, priority=1), make_request(9, 3)
+    for request in (late, early):
+        simulation.scheduler.add(request)
+    simulation.step()
+    simulation.scheduler.add(urgent)
+    simulation.step()
+    assert simulation.scheduler.running == [urgent, late]
+    assert urgent.num_generated == 1
+    assert simulation.scheduler.waiting == [early]
 
 
 def test_decoding_goes_on_while_a_long_prompt_is_prefilled_in_chunks() -> None:
-    scheduler, cache = _scheduler(), _Cache()
-    short, long = _request(3, 8), _request(50, 2)
-    scheduler.add(short)
-    cache.run(scheduler, scheduler.schedule())
-    scheduler.add(long)
+    simulation = Simulation()
+    short, long = make_request(3, 8), make_request(50, 2)
+    simulation.scheduler.add(short)
+    simulation.step()
+    simulation.scheduler.add(long)
     lengths = []
     while long.num_cached < 50:
-        step = scheduler.schedule()
-        lengths.append(step.lengths().tolist())
-        cache.run(scheduler, step)
+        lengths.append([chunk.length for chunk in simulation.step().chunks])
     assert lengths == [[1, 15], [1, 15], [1, 15], [1, 5]]
 
 
+def test_a_long_prompt_that_came_first_leaves_room_for_those_that_decode() -> None:
+    simulation = Simulation()
+    short, long = make_request(3, 8, priority=1), make_request(40, 2)
+    simulation.scheduler.add(short)
+    simulation.step()
+    simulation.scheduler.add(long)
+    lengths = []
+    while long.num_cached < 40:
+        lengths.append({chunk.sequence: chunk.length for chunk in simulation.step().chunks})
+    assert lengths[1:] == [{long: 15, short: 1}, {long: 10, short: 1}]
+
+
 def test_a_step_holds_one_rotary_table_and_both_sides_get_their_turn() -> None:
-    scheduler = _scheduler(rope=LengthDependentRope(10))
-    steps = _run(scheduler, [_request(4, 5), _request(12, 5)])
-    assert [table for _, _, table in steps] == [0, 11] * 5
+    simulation = Simulation(rope=LengthDependentRope(10))
+    steps = simulation.run([make_request(4, 5), make_request(12, 5)])
+    assert [step.rope_length for step in steps] == [0, 11] * 5
 
 
 def test_a_sequence_that_outgrows_its_table_is_computed_anew() -> None:
-    scheduler = _scheduler(rope=LengthDependentRope(6))
-    steps = _run(scheduler, [_request(4, 6)])
-    work = [(start, length, table) for [start], [length], table in steps]
+    simulation = Simulation(rope=LengthDependentRope(6))
+    request, work = make_request(4, 6), []
+    simulation.scheduler.add(request)
+    while simulation.scheduler.busy:
+        start = request.num_cached
+        step = simulation.step()
+        work.append((start, step.num_tokens, step.rope_length))
     assert work == [(0, 4, 0), (4, 1, 0), (5, 1, 0), (0, 7, 7), (7, 1, 7), (8, 1, 7)]
+
+
+def test_a_second_request_computes_only_what_it_does_not_share() -> None:
+    simulation = Simulation()
+    stem = list(range(2 * PAGE + 1))
+    first, second, same = make_request([*stem, 50], 2), make_request([*stem, 60, 61], 2), make_request([*stem, 50], 2)
+    simulation.run([first])
+    assert [step.num_tokens for step in simulation.run([second])] == [len(second.prompt) - 2 * PAGE, 1]
+    simulation.run([same])
+    assert (first.num_reused, second.num_reused, same.num_reused) == (0, 2 * PAGE, 2 * PAGE)
+    assert simulation.memory.stats.prefix_hits == 2
+
+
+def test_requests_that_begin_alike_at_once_compute_the_beginning_once() -> None:
+    simulation = Simulation(max_num_tokens=64)
+    stem = list(range(3 * PAGE))
+    requests = [make_request([*stem, 50 + i], 2) for i in range(3)]
+    assert [step.num_tokens for step in simulation.run(requests)] == [len(stem) + 1, 3, 2]
+
+
+def test_the_pages_of_a_whole_prompt_are_reused_but_its_last_token_is_computed() -> None:
+    simulation = Simulation()
+    prompt = list(range(2 * PAGE))
+    simulation.run([make_request(prompt, 1)])
+    again = make_request(prompt, 1)
+    simulation.run([again])
+    assert again.num_reused == PAGE
+
+
+def test_pages_are_forgotten_when_others_need_them_those_used_last_at_last() -> None:
+    simulation = Simulation(pages=1 + 6)
+    old, new = list(range(100, 109)), list(range(200, 209))
+    for prompt in (old, new):
+        simulation.run([make_request(prompt, 1)])  # two full pages each stay
+    simulation.run([make_request(list(range(300, 315)), 1)])  # four pages: two free ones, then the oldest two
+    assert simulation.groups[0].allocator.num_evicted == 2
+    found = [make_request(prompt, 1) for prompt in (new, old)]
+    for request in found:
+        simulation.run([request])
+    assert [request.num_reused for request in found] == [2 * PAGE, 0]
+
+
+def test_states_are_kept_where_prompts_branch_off_and_at_their_last_page() -> None:
+    simulation = Simulation(snapshots=4, max_num_tokens=64)
+    stem = list(range(5 * PAGE + 2))
+    tails = ([100] * 7, [200] * 7, [300] * 7)
+    requests = [make_request(stem + tail, 1) for tail in tails]
+    lengths = [[step.num_tokens for step in simulation.run([request])] for request in requests]
+    assert lengths[0] == [28, 1]  # nothing is known of what will branch off
+    assert lengths[1] == [20, 8, 1]  # here the first one did
+    assert lengths[2] == [8, 1]
+    assert [request.num_reused for request in requests] == [0, 0, 5 * PAGE]
+
+
+def test_only_the_pages_that_a_window_sees_are_held_and_needed_again() -> None:
+    simulation = Simulation(windows=(6,), max_num_tokens=8)
+    request = make_request(40, 2)
+    simulation.scheduler.add(request)
+    most = 0
+    while simulation.scheduler.busy:
+        simulation.step()
+        most = max(most, simulation.groups[0].allocator.num_owned)
+    assert most <= 3
+    assert simulation.memory.stats.most_pages <= 4  # a chunk of two pages, and the window before it
+    again = make_request(request.prompt, 1)
+    simulation.run([again])
+    assert again.num_reused == 36
+
+
+def test_a_window_pool_smaller_than_a_step_makes_shorter_steps() -> None:
+    simulation = Simulation(pages=1 + 4, windows=(6,), max_num_tokens=32)
+    requests = [make_request(40, 3), make_request(30, 3)]
+    simulation.run(requests)
+    assert all(request.tokens == alone(request) for request in requests)
+    assert simulation.memory.capacity > 10**9

@@ -67,7 +67,8 @@ def save_tokenizer(folder: Path, text: str) -> int:
     return fast.get_vocab_size()
 
 
-def make_tiny(folder: Path, model_type: str = "llama", **options: Any) -> Tiny:
+def make_tiny(folder: Path, model_type: str = "llama", *, own_file: bool = True, **options: Any) -> Tiny:
+    """`own_file` False: the model's file is the one that ships."""
     seed = int(torch.randint(2**31, ()))
     print(f"weights seed {seed}")
     torch.manual_seed(seed)
@@ -78,5 +79,6 @@ def make_tiny(folder: Path, model_type: str = "llama", **options: Any) -> Tiny:
     checkpoint, root = folder / "checkpoint", folder / "root"
     hf.save_pretrained(checkpoint)
     (root / "models").mkdir(parents=True)
-    shutil.copy(MODEL_FILE, root / "models" / f"modeling_{model_type}.py")
+    if own_file:
+        shutil.copy(MODEL_FILE, root / "models" / f"modeling_{model_type}.py")
     return Tiny(checkpoint, root, hf)

@@ -1,0 +1,38 @@
+"""What running sequences have from step to step, as arrays: a step's metadata is gathered from them, not rebuilt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+
+class SequenceRows:
+    """One row a running sequence, by its slot; row 0 is the padding sequence, which has no tokens and no pages.
+
+    Whoever runs the sequences updates a row when something changes: a token is known, a page is taken or freed, tokens
+    are cached.
+    """
+
+    def __init__(self, slots: int, max_seq_len: int, pages_per_sequence: int, groups: int = 1) -> None:
+        self.tokens = np.zeros((slots, max_seq_len), dtype=np.int32)
+        """Known tokens of each sequence."""
+        self.num_cached = np.zeros(slots, dtype=np.int64)
+        """Leading tokens of each sequence whose keys and values are cached."""
+        self.tables: npt.NDArray[np.int32] = np.zeros((groups, slots, pages_per_sequence), dtype=np.int32)
+        """Pages of each sequence, by group; 0 where it has none."""
+        self.changed = np.zeros(slots, dtype=np.bool_)
+        """Whose pages changed since a step's block tables were last brought up to date."""
+
+    def start(self, slot: int, tokens: Sequence[int]) -> None:
+        """Begin a row: its tokens are known, none is cached, and it has no pages."""
+        self.tokens[slot, : len(tokens)] = tokens
+        self.num_cached[slot] = 0
+        self.tables[:, slot] = 0
+        self.changed[slot] = True
+
+    def set_pages(self, slot: int, group: int, first: int, pages: Sequence[int]) -> None:
+        """Write the pages of a sequence from its page number `first` on."""
+        self.tables[group, slot, first : first + len(pages)] = pages
+        self.changed[slot] = True

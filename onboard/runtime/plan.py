@@ -1,0 +1,109 @@
+"""The memory that a run of a model would take, from its config alone: no weights, no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from onboard.config import RuntimeConfig
+from onboard.content import content_path
+from onboard.errors import OnboardError
+from onboard.graph.capture import capture_sizes
+from onboard.graph.context import TransformContext
+from onboard.graph.factory import read_config
+from onboard.graph.fx import graph_modules
+from onboard.graph.interface import cache_plan
+from onboard.graph.peak import peak_bytes
+from onboard.graph.pipeline import Pipeline, load_pipeline
+from onboard.graph.plan import CUDA_RESERVE, MemoryPlan, tensor_bytes
+from onboard.graph.sequence import CachedSequenceInterface
+from onboard.ops import has_triton
+from onboard.runtime.build import check_cached, make_context, max_positions, resolve_dtype
+
+_NEEDS_MEMORY = ("load_weights", "initialize_cache", "resize_kv_cache", "compile_model")
+
+
+def plan_memory(
+    checkpoint: Path, runtime: RuntimeConfig, memory: int, *, gpu: bool, root: Path | None = None, model: str = ""
+) -> tuple[MemoryPlan, list[str]]:
+    """Return what a run of `checkpoint` (a folder with config.json) takes of `memory` bytes, and facts about it.
+
+    The run's own pipeline is applied to a model without weights. `gpu`: the memory is a GPU's. A model that was not
+    onboarded is planned as transformers' own module (mode "hf"), which is a fact. Raises `OnboardError` for a model
+    that cannot run.
+    """
+    runtime, facts = _planned(runtime, checkpoint, gpu=gpu, root=root)
+    context = make_context(checkpoint, runtime, root=root, model=model or None)
+    off = {key: {"enabled": False} for key in _NEEDS_MEMORY}
+    gm = Pipeline(load_pipeline({**runtime.transforms, **off}, runtime.mode)).run(context)
+    check_cached(gm, context)
+    plan = _counted(gm, context, memory, gpu=gpu)
+    return plan, [*facts, *context.facts]
+
+
+def _planned(
+    runtime: RuntimeConfig, checkpoint: Path, *, gpu: bool, root: Path | None
+) -> tuple[RuntimeConfig, list[str]]:
+    """Return the configuration with which the pipeline runs here for a run there; facts about what that changes."""
+    config, facts = read_config(checkpoint, root), []
+    dtype = str(resolve_dtype(runtime.dtype, config, torch.device("cuda" if gpu else "cpu"))).removeprefix("torch.")
+    changes: dict[str, Any] = {"device": "cpu", "dtype": dtype}
+    if gpu and runtime.attn_backend == "auto" and has_triton():
+        changes["attn_backend"] = "triton"
+    if runtime.mode == "graph" and not content_path("models", f"modeling_{config.model_type}.py", root=root).is_file():
+        changes["mode"] = "hf"
+        facts.append("the model was not onboarded: this is the plan of transformers' own (--mode hf)")
+    if runtime.mode == "transformers":
+        raise OnboardError("mode transformers has no graph to plan by", hint="Plan mode graph or hf")
+    return runtime.model_copy(update=changes), facts
+
+
+def _counted(module: nn.Module, context: TransformContext, memory: int, *, gpu: bool) -> MemoryPlan:
+    cache: CachedSequenceInterface = context.cache
+    ((_, gm),) = graph_modules(module)
+    parameters = {id(each): each for each in gm.parameters()}.values()
+    return MemoryPlan(
+        cache=cache_plan(context),
+        parameters=sum(each.numel() for each in parameters),
+        weights=tensor_bytes(parameters),
+        tables=tensor_bytes(gm.buffers()),
+        inputs=cache.info.num_bytes,
+        activations=_prefill_bytes(gm, context),
+        step_tokens=cache.info.max_num_tokens,
+        graphs=_graph_bytes(gm, context) if gpu else 0,
+        reserve=CUDA_RESERVE if gpu else 0,
+        memory=memory,
+        positions=max_positions(context.factory.text_config) or context.runtime.max_seq_len,
+        fraction=context.runtime.kv_cache_config.free_gpu_memory_fraction,
+    )
+
+
+def _prefill_bytes(gm: fx.GraphModule, context: TransformContext) -> int:
+    """Return the activations of the largest step, the one that `resize_kv_cache` measures on a GPU."""
+    context.cache.info.set_prefill_example(context.cache.info.max_num_tokens)
+    return _peak(gm, context)
+
+
+def _graph_bytes(gm: fx.GraphModule, context: TransformContext) -> int:
+    """Return what captured decode steps keep: the largest one's activations, which all share, and each one's logits."""
+    runtime, cache = context.runtime, context.cache
+    if runtime.compile_backend not in ("auto", "torch-cudagraph", "torch-opt"):
+        return 0
+    sizes = capture_sizes(runtime.cuda_graph_config.batch_sizes, runtime.max_batch_size)
+    if not sizes:
+        return 0
+    cache.info.set_decode_example(sizes[-1])
+    row: int = context.factory.text_config.vocab_size * context.dtype.itemsize
+    return _peak(gm, context) + row * sum(sizes[:-1])
+
+
+def _peak(gm: fx.GraphModule, context: TransformContext) -> int:
+    cache, meta = context.cache, torch.device("meta")
+    caches = {name: resource.allocate(2, meta) for name, resource in cache.resources.items()}
+    peak, closed = peak_bytes(gm, {**cache.info.args, **caches}, context.device)
+    fact = f"activations leave out what these use inside: {', '.join(sorted(closed))}"
+    context.facts.extend([fact] if closed and fact not in context.facts else [])
+    return peak

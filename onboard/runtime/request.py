@@ -1,0 +1,141 @@
+"""A request while it is generated, and the steps that compute some of its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from onboard.graph.step_buffer import IntArray
+from onboard.runtime.prompt_inputs import PromptInputs
+from onboard.runtime.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort"]
+"""stop: an end or stop token or text; length: no more tokens were wanted or possible; abort: it was cancelled."""
+
+
+@dataclass(eq=False)
+class Request:
+    """One output while it is generated."""
+
+    prompt: list[int]
+    params: SamplingParams
+    generator: np.random.Generator
+    priority: int = 0
+    """Smaller ones go first; among equals, those that arrived first."""
+    given: PromptInputs | None = None
+    """What the prompt has beside its tokens."""
+    tokens: list[int] = field(init=False)
+    """The prompt and what was generated so far."""
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+    text: str = ""
+    """The generated text, set at the end."""
+    finish_reason: FinishReason | None = None
+    num_preemptions: int = 0
+    num_reused: int | None = None
+    """Leading tokens that were found in the cache when it started; None: it has not."""
+    # What follows belongs to the scheduler and to the cache's memory.
+    order: tuple[int, int] = (0, 0)
+    """Priority and arrival: who goes first, and last loses its pages."""
+    num_cached: int = 0
+    """Leading tokens whose keys and values are in the cache."""
+    num_admitted: int = 0
+    """Tokens that were known when it was admitted last."""
+    branch: int = 0
+    """Leading tokens that it had in common with earlier requests then."""
+    pages: list[list[int]] = field(default_factory=list)
+    """By group of pages; 0 where a page has left the window."""
+    digests: list[bytes] = field(default_factory=list)
+    """One a full page: of its tokens and all before them."""
+    table: int = 0
+    """The rotary table that its digests stand for, by its shortest length."""
+    slot: int = 0
+    """Its row, and where its recurrent states lie, while it runs; 0: it does not."""
+    last_step: int = -1
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+
+    def root(self) -> bytes:
+        """Return what its keys depend on besides tokens: its rotary table, and all that was given with the prompt."""
+        return self.table.to_bytes(8, "little") + (self.given.digest if self.given is not None else b"")
+
+    def fitting(self, length: int) -> int:
+        """Return how many of the next `length` tokens may come in one step: no block of the prompt is taken apart."""
+        return length if self.given is None else self.given.fitting(self.num_cached, length)
+
+    @property
+    def generated(self) -> list[int]:
+        """The generated tokens."""
+        return self.tokens[len(self.prompt) :]
+
+    @property
+    def num_generated(self) -> int:
+        """How many tokens were generated."""
+        return len(self.tokens) - len(self.prompt)
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens that are not cached yet."""
+        return len(self.tokens) - self.num_cached
+
+
+@dataclass(slots=True)
+class Chunk:
+    """The next `length` uncached tokens of a sequence."""
+
+    sequence: Request
+    length: int
+
+    @property
+    def completes(self) -> bool:
+        """Whether the last row's logits choose the sequence's next token."""
+        return self.length == self.sequence.num_pending
+
+    def reads_given(self) -> bool:
+        """Whether some of its tokens have rows from outside."""
+        given = self.sequence.given
+        return given is not None and self.sequence.num_cached < len(given)
+
+
+@dataclass
+class Step:
+    """One forward pass; `rope_length` as in `SequenceInfo.set_batch`."""
+
+    rope_length: int = 0
+    chunks: list[Chunk] = field(default_factory=list)
+    num_tokens: int = 0
+    num_filling: int = 0
+    """Tokens beside those that only go on with an output: of prompts, and computed again."""
+
+    def add(self, chunk: Chunk) -> None:
+        """Append a chunk."""
+        self.chunks.append(chunk)
+        self.num_tokens += chunk.length
+        self.num_filling += chunk.length if chunk.sequence.num_pending > 1 else 0
+
+    def slots(self) -> IntArray:
+        """Return each sequence's row."""
+        return np.array([chunk.sequence.slot for chunk in self.chunks])
+
+    def lengths(self) -> IntArray | None:
+        """Return each chunk's number of tokens, None when all have one."""
+        if self.num_tokens == len(self.chunks):
+            return None
+        return np.array([chunk.length for chunk in self.chunks])
+
+    def has_given(self) -> bool:
+        """Whether some of its tokens have rows from outside."""
+        return any(chunk.reads_given() for chunk in self.chunks)
+
+    def position_ids(self) -> IntArray | None:
+        """Return the tokens' positions for the model where they are not their places; None where all are."""
+        if all(chunk.sequence.given is None for chunk in self.chunks):
+            return None
+        return np.concatenate([_positions(chunk) for chunk in self.chunks])
+
+
+def _positions(chunk: Chunk) -> IntArray:
+    start, given = chunk.sequence.num_cached, chunk.sequence.given
+    return np.arange(start, start + chunk.length) if given is None else given.positions(start, chunk.length)

@@ -1,0 +1,165 @@
+"""The plan from a config alone against what a run of the same config allocates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from onboard.cli.main import run
+from onboard.cli.plan import gib, parse_size
+from onboard.config import RuntimeConfig
+from onboard.errors import UsageError
+from onboard.graph.plan import MemoryPlan
+from onboard.runtime.build import build_engine
+from onboard.runtime.plan import plan_memory
+
+_BASE = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "eos_token_id": 2,
+}
+_MLA = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 8,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
+_HYBRID = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": True},
+    "gemma2": {"sliding_window": 16},
+    "gemma3_text": {"sliding_window": 16, "num_hidden_layers": 7},
+    "deepseek_v3": _MLA,
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_next": _HYBRID,
+}
+LIMITS = {"max_seq_len": 100, "max_batch_size": 3, "max_num_tokens": 24, "kv_cache_config": {"tokens_per_block": 4}}
+
+
+def _config(folder: Path, family: str, **options: Any) -> Path:
+    AutoConfig.for_model(family, **{**_BASE, **options}).save_pretrained(folder)
+    return folder
+
+
+def _plan(checkpoint: Path, memory: int = 2**40, *, gpu: bool = False, **runtime: Any) -> MemoryPlan:
+    config = RuntimeConfig.model_validate({"dtype": "float32", **LIMITS, **runtime})
+    return plan_memory(checkpoint, config, memory, gpu=gpu)[0]
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_the_plan_is_what_a_run_allocates(family: str, tmp_path: Path) -> None:
+    checkpoint = _config(tmp_path, family, **MODELS[family])
+    plan = _plan(checkpoint)
+    runtime = RuntimeConfig.model_validate(
+        {"device": "cpu", "dtype": "float32", "skip_loading_weights": True, **LIMITS}
+    )
+    engine = build_engine(checkpoint, runtime)
+    weights = {each.data_ptr(): each.nbytes for each in engine.gm.parameters()}
+    assert plan.weights == sum(weights.values())
+    assert plan.tables == sum(each.nbytes for each in engine.gm.buffers())
+    assert plan.caches == sum(each.nbytes for each in engine.cache.caches.values())
+    assert plan.pages == engine.cache.num_pages
+    assert sum(group.num_bytes for group in plan.cache.groups(plan.pages)) == plan.caches
+
+
+def test_a_model_that_was_not_onboarded_is_planned_as_that_of_transformers(tmp_path: Path) -> None:
+    checkpoint = _config(tmp_path, "helium")
+    config = RuntimeConfig.model_validate({"dtype": "bfloat16", **LIMITS})
+    plan, facts = plan_memory(checkpoint, config, 2**30, gpu=False)
+    expected = sum(each.numel() for each in _reference(checkpoint).parameters())
+    assert (plan.parameters, plan.weights) == (expected, 2 * expected)
+    assert any("not onboarded" in fact for fact in facts)
+
+
+def _reference(checkpoint: Path) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: torch.nn.Module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint))
+    return model
+
+
+def test_activations_are_those_of_the_largest_step(tmp_path: Path) -> None:
+    checkpoint = _config(tmp_path, "llama", intermediate_size=4096)
+    small, large = (_plan(checkpoint, max_num_tokens=tokens).activations for tokens in (32, 64))
+    gate_and_up = 2 * 64 * 4096 * 4  # float32, the largest tensor of a step, which the product and its parts join
+    assert gate_and_up < large < 2.2 * gate_and_up
+    assert large == pytest.approx(2 * small, rel=0.01)
+
+
+def test_what_is_said_to_fit_does_and_one_more_does_not(tmp_path: Path) -> None:
+    plan = _plan(_config(tmp_path, "llama"), memory=4 * 2**20, max_num_tokens=4096)
+    batch = plan.largest_batch(128)
+    assert 1 < batch < 4096
+    assert plan.for_limits(batch=batch, context=128).fits()
+    assert not plan.for_limits(batch=batch + 1, context=128).fits()
+    chosen = plan.for_limits(batch=batch, context=128)
+    assert chosen.total <= chosen.memory
+
+
+def test_the_command_says_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = str(_config(tmp_path, "llama"))
+    arguments = ["--gpu", "80GiB", "--context", "128", "--batch", "2"]
+    assert run(["plan", checkpoint, *arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["limits"]["max_batch_size"] == 2
+    assert document["memory"] == 80 * 2**30
+    assert document["total"] <= document["memory"]
+    assert document["fits"]
+    assert run(["plan", checkpoint, *arguments]) == 0
+    text = capsys.readouterr().out
+    assert f"{document['parameters']:,} parameters" in text
+    assert "sequences that fit" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpu", "200MiB"], "does not fit in 200 MiB"),
+        (["--gpu", "800MiB", "--batch", "2000", "--context", "256"], "At most"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_and_exit_code_3(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", str(_config(tmp_path, "llama")), *arguments]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert said in captured.err
+
+
+def test_sizes() -> None:
+    assert [parse_size(text) for text in ("80GiB", "80 gb", "0.5", "512MiB")] == [80 * 2**30, 80 * 10**9, 2**29, 2**29]
+    assert [gib(size) for size in (80 * 2**30, 3 * 2**29, 2**20)] == ["80.0 GiB", "1.50 GiB", "1.00 MiB"]
+    for text in ("", "much", "80 apples", "0GiB"):
+        with pytest.raises(UsageError):
+            parse_size(text)
