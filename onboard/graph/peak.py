@@ -112,5 +112,5 @@ def _implementation(target: Any) -> Callable[..., Any] | None:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != NAMESPACE:
         return None
     name = target._schema.name.partition("::")[2]
-    function: Callable[..., Any] = getattr(import_module(op_sources()[name]), name)
+    function: Callable[..., Any] = getattr(import_module(op_sources()[name].module), name)
     return function

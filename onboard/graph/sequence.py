@@ -173,11 +173,6 @@ class SequenceInfo:
         self.set_batch(ids, np.zeros_like(lengths), lengths, self._example_pages(len(lengths)))
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of a step's inputs on the device."""
-        return self._device.nbytes
-
-    @property
     def num_slots(self) -> int:
         """Slots of recurrent states: the spare 0, those of a batch, those kept for later, and that of one alone."""
         return self.max_batch_size + self.snapshots + 2

@@ -27,9 +27,9 @@ from onboard.ops.kda import torch_cached_kda
 from onboard.ops.lightning import torch_cached_lightning_attention
 from onboard.ops.linear_recurrence import torch_cached_linear_recurrence
 from onboard.ops.mlstm import torch_cached_mlstm
+from onboard.ops.relative_attention import torch_cached_relative_attention
 from onboard.ops.token_shift import torch_cached_token_shift
 from onboard.ops.wkv import torch_cached_wkv
-from onboard.ops.relative_attention import torch_cached_relative_attention
 
 ops: Any = torch.ops.onboard
 PAGE = 4
