@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from onboard.errors import UsageError
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
+CacheDType = Literal["auto", "float32", "float16", "bfloat16", "float8_e4m3fn"]
 Mode = Literal["graph", "hf", "transformers"]
 """Which road a model takes: its generated file, exported; transformers' module, exported; or that module as it is."""
 
@@ -46,7 +47,8 @@ class KVCacheConfig(StrictModel):
     """Upper bound on cached tokens over all sequences; None: as many as fit."""
     tokens_per_block: int = Field(default=32, ge=1)
     """Page size, in tokens."""
-    dtype: DType = "auto"
+    dtype: CacheDType = "auto"
+    """Of keys and values; auto: that of the run. float8_e4m3fn halves what bfloat16 takes, and rounds to 4 bits."""
     enable_block_reuse: bool = True
     """Keep what requests leave in the cache, as long as there is room, for requests that begin with the same tokens."""
     state_snapshots: int | None = Field(default=None, ge=0)

@@ -181,7 +181,7 @@ def _texts(checkpoint: Path) -> Sequence[str]:
 
 
 def generate(llm: LLM, prompts: Sequence[Prompt], seconds: dict[str, float]) -> dict[str, Any]:
-    """Generate greedily for all prompts in one batch; return every prompt and output verbatim, and the speed."""
+    """Generate greedily for all prompts in one batch; return prompts and outputs verbatim, and the figures."""
     room = llm.engine.capacity - max(len(prompt.token_ids) for prompt in prompts)
     params = SamplingParams(max_tokens=max(1, min(MAX_NEW_TOKENS, room)), temperature=0.0)
     before = llm.engine.stats.graph_replays
@@ -203,6 +203,7 @@ def generate(llm: LLM, prompts: Sequence[Prompt], seconds: dict[str, float]) -> 
     return {
         "prompts": records,
         "tokens_per_second": sum(len(output.token_ids) for output in outputs) / seconds["generate"],
+        "cache": llm.engine.stats.cache(),
         "cuda_graphs": {"used": replays > 0, "replays": replays, "batch_sizes": llm.engine.cache.info.decode_sizes},
     }
 

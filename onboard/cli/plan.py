@@ -6,6 +6,7 @@ import json
 import os
 import re
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,12 +24,26 @@ if TYPE_CHECKING:
 _UNITS = {"gib": 2**30, "gb": 10**9, "mib": 2**20, "mb": 10**6, "tib": 2**40, "tb": 10**12}
 
 
+class CacheDTypeName(StrEnum):
+    """What keys and values are kept in."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT8 = "float8_e4m3fn"
+
+
 def plan(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, an id, or a name in the registry.")],
     gpu: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory of the GPU, as 80GiB.", show_default="this machine's")
     ] = None,
     dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
+    cache_dtype: Annotated[
+        CacheDTypeName | None,
+        typer.Option(help="What keys and values are kept in.", show_default="as configured"),
+    ] = None,
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a sequence.", show_default="the configuration's")
     ] = None,
@@ -49,7 +64,8 @@ def plan(
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
     memory = None if gpu is None else parse_size(gpu)
-    made, facts = _plan(model, root, memory, _overrides(dtype.value, mode.value, context, batch))
+    overrides = _overrides(dtype.value, mode.value, context, batch)
+    made, facts = _plan(model, root, memory, overrides, cache_dtype)
     if as_json:
         print(json.dumps(_document(model, made, facts), indent=2))
     if problem := _problem(model, made, batch):
@@ -71,7 +87,9 @@ def _overrides(dtype: str, mode: str, context: int | None, batch: int | None) ->
     return {"dtype": dtype, "mode": mode, **{key: value for key, value in limits.items() if value is not None}}
 
 
-def _plan(model: str, root: Path, memory: int | None, overrides: dict[str, Any]) -> tuple[MemoryPlan, list[str]]:
+def _plan(
+    model: str, root: Path, memory: int | None, overrides: dict[str, Any], cache_dtype: CacheDTypeName | None
+) -> tuple[MemoryPlan, list[str]]:
     from onboard.gpu import device_memory
     from onboard.hub import open_source
     from onboard.runtime.plan import plan_memory
@@ -80,6 +98,8 @@ def _plan(model: str, root: Path, memory: int | None, overrides: dict[str, Any])
     here = device_memory("auto")
     folder = root.expanduser()
     runtime: RuntimeConfig = resolve_config(model, folder, None, overrides)
+    if cache_dtype is not None:
+        runtime.kv_cache_config.dtype = cache_dtype.value
     checkpoint = open_source(runtime.model, revision=runtime.revision).files()
     size = memory or (here.gpus[0].total if here.gpus else here.total)
     on_gpu = memory is not None or bool(here.gpus)

@@ -124,6 +124,7 @@ def _generate(llm: LLM, prompts: list[Prompt], params: SamplingParams) -> list[R
         outputs = llm.generate(prompts, params, on_step=lambda _: advance(stats.generated_tokens))
     speed = f"{stats.tokens_per_second:.1f} tokens/s"
     print(f"{stats.generated_tokens} tokens in {stats.seconds:.1f} s ({speed})", file=sys.stderr)
+    print(stats.cache_line(), file=sys.stderr)
     return outputs
 
 

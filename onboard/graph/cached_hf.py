@@ -12,7 +12,6 @@ from torch import nn
 
 from onboard.graph.cache import KVPagedResource
 from onboard.graph.hf_attention import CACHED, AttentionCall, configs, handled
-from onboard.graph.sequence import METADATA_NAMES
 
 _LOGITS_ROWS = "logits_to_keep"
 """transformers' argument: the rows of the hidden states that the head is applied to."""
@@ -47,13 +46,13 @@ class CachedTransformersModel(nn.Module):
     """One flat row of tokens, its metadata and the caches -> logits, through transformers' unmodified forward."""
 
     def __init__(
-        self, model: nn.Module, layers: Sequence[AttentionLayer], caches: Sequence[tuple[str, str]], op: Any
+        self, model: nn.Module, layers: Sequence[AttentionLayer], inputs: Sequence[Sequence[str]], op: Any
     ) -> None:
         super().__init__()
         self.model = model
         self.layers = list(layers)
-        self.caches = list(caches)
-        """Names of the keys' and the values' cache of each layer."""
+        self.inputs = [list(names) for names in inputs]
+        """What the op takes in each layer: the names of its metadata, then of its caches."""
         self.op = op
         self.takes_rows = _LOGITS_ROWS in inspect.signature(model.forward).parameters
         for config in configs(model):
@@ -63,7 +62,7 @@ class CachedTransformersModel(nn.Module):
     def input_names(self) -> list[str]:
         """Names of the inputs, as a cached graph's placeholders would be."""
         rows = ["logits_gather_indices"] if self.takes_rows else []
-        return ["input_ids", "position_ids", *rows, *METADATA_NAMES, *(name for pair in self.caches for name in pair)]
+        return ["input_ids", "position_ids", *rows, *dict.fromkeys(name for names in self.inputs for name in names)]
 
     def forward(
         self,
@@ -73,13 +72,12 @@ class CachedTransformersModel(nn.Module):
         **inputs: torch.Tensor,
     ) -> torch.Tensor:
         """Return logits [1, tokens or wanted rows, vocabulary]."""
-        layers = zip(self.layers, self.caches, strict=True)
-        metadata = [inputs[name] for name in METADATA_NAMES]
+        layers = zip(self.layers, self.inputs, strict=True)
 
         def attend(call: AttentionCall) -> torch.Tensor:
             layer, names = next(layers)
             assert layer.module is call.module, "the attention layers run in another order than they were found in"
-            return self._attend(call, layer, [*metadata, *(inputs[name] for name in names)])
+            return self._attend(call, layer, [inputs[name] for name in names])
 
         rows = {_LOGITS_ROWS: logits_gather_indices} if self.takes_rows else {}
         with handled(attend):

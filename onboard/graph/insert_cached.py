@@ -64,12 +64,14 @@ def _swap(
 ) -> None:
     cache = context.cache
     assert isinstance(cache, CachedSequenceInterface)
-    metadata = [add_placeholder(gm, name, cache.info.args[name]) for name in descriptor.metadata]
-    caches = []
-    for name, resource in descriptor.resources(node, cache.info.page_size, cache_dtype(context)).items():
-        unique = f"{name}_{sum(each.startswith(name) for each in cache.resources)}"
-        cache.add_cache(unique, resource)
-        caches.append(add_placeholder(gm, unique, resource.allocate(2, context.device)))
+    resources = descriptor.resources(node, cache.info.page_size, cache_dtype(context))
+    names = {name: f"{name}_{sum(each.startswith(name) for each in cache.resources)}" for name in resources}
+    for name, resource in resources.items():
+        cache.add_cache(names[name], resource)
+    paged_first = min(resources.values(), key=lambda each: each.by_sequence)
+    inputs = cache.metadata_names(descriptor.metadata, paged_first)
+    metadata = [add_placeholder(gm, name, cache.info.args[name]) for name in inputs]
+    caches = [add_placeholder(gm, names[name], each.allocate(2, context.device)) for name, each in resources.items()]
     tensors = list(arguments(node).values())[: descriptor.num_tensors]
     with gm.graph.inserting_before(node):
         cached = gm.graph.call_function(target, (*tensors, *metadata, *caches, *descriptor.constants(node)))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from onboard.config import RuntimeConfig
+from onboard.errors import UsageError
 from onboard.graph.context import TransformContext
-from onboard.graph.plan import CachePlan, Limits
+from onboard.graph.plan import CachePlan
 from onboard.graph.sequence import CachedSequenceInterface, SequenceInfo
 
 
@@ -35,13 +38,22 @@ def _snapshots(runtime: RuntimeConfig) -> int:
 
 
 def cache_dtype(context: TransformContext) -> torch.dtype | None:
-    """Return the dtype that the run asks of its caches, None for that of the keys and values."""
+    """Return the dtype that the run asks of its caches, None for that of the keys and values.
+
+    Raises `UsageError` for one that the GPU's kernels do not have.
+    """
     name = context.runtime.kv_cache_config.dtype
+    if name == "float8_e4m3fn" and context.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(context.device)
+        if capability < (8, 9):
+            raise UsageError(
+                f"a cache of {name} needs compute capability 8.9 and this GPU has {capability[0]}.{capability[1]}",
+                hint="Use bfloat16",
+            )
     return None if name == "auto" else getattr(torch, name)
 
 
 def cache_plan(context: TransformContext) -> CachePlan:
     """Return how many pages and slots the registered caches get in this run."""
-    info, settings = context.cache.info, context.runtime.kv_cache_config
-    limits = Limits(info.max_batch_size, info.max_seq_len, info.page_size, settings.max_tokens)
+    limits = replace(context.cache.info.limits, max_tokens=context.runtime.kv_cache_config.max_tokens)
     return CachePlan(limits, tuple(context.cache.resources.values()))

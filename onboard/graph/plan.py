@@ -23,7 +23,11 @@ class Limits:
     max_batch_size: int
     max_seq_len: int
     """Tokens of a sequence, prompt included."""
+    max_num_tokens: int
+    """Tokens of a step."""
     page_size: int
+    snapshots: int = 0
+    """Recurrent states that are kept for requests to come."""
     max_tokens: int | None = None
     """Upper bound on cached tokens over all sequences; None: what all sequences together can fill."""
 
@@ -34,8 +38,8 @@ class Limits:
 
     @property
     def num_slots(self) -> int:
-        """Slots of recurrent states: the spare 0, one for each sequence of a batch, and one for a sequence alone."""
-        return self.max_batch_size + 2
+        """Slots of recurrent states: the spare 0, those of a batch, those kept for later, and that of one alone."""
+        return self.max_batch_size + self.snapshots + 2
 
     @property
     def useful_pages(self) -> int:
@@ -44,6 +48,20 @@ class Limits:
         if self.max_tokens is not None:
             pages = min(pages, -(-self.max_tokens // self.page_size))
         return 1 + pages
+
+    def window(self, resource: CacheResource) -> int | None:
+        """Return the keys that a query sees of a cache, None when these can be all of them."""
+        window = resource.sliding_window if isinstance(resource, KVPagedResource) else None
+        return window if window is not None and window < self.max_seq_len else None
+
+    def window_pages(self, window: int) -> int:
+        """Return the most pages of a window that are in use at a time, and the spare one.
+
+        That is what the next query sees of each sequence of a batch, and of one alone, with a page more at either end
+        since windows begin and end anywhere in one; and the tokens of the step, since pages are freed after it.
+        """
+        of_sequence = -(-(window - 1) // self.page_size) + 2
+        return 1 + (self.max_batch_size + 1) * of_sequence + -(-self.max_num_tokens // self.page_size)
 
 
 @dataclass(frozen=True)
@@ -54,8 +72,15 @@ class CachePlan:
     resources: tuple[CacheResource, ...]
 
     def units(self, resource: CacheResource, pages: int) -> int:
-        """Return the pages, or the slots, that a cache has when sequences share `pages` pages (the spare included)."""
-        return self.limits.num_slots if resource.by_sequence else pages
+        """Return the pages, or the slots, that a cache has when sequences share `pages` pages (the spare included).
+
+        A window's pages are as many as can be in use; `pages` bounds them, since no sequence has more of a window than
+        of all.
+        """
+        if resource.by_sequence:
+            return self.limits.num_slots
+        window = self.limits.window(resource)
+        return pages if window is None else min(pages, self.limits.window_pages(window))
 
     def num_bytes(self, pages: int) -> int:
         """Return the bytes of all caches with `pages` pages."""
@@ -171,7 +196,9 @@ class MemoryPlan:
 
     def for_limits(self, *, batch: int, context: int) -> MemoryPlan:
         """Return the plan for other limits; steps stay as large, and graphs grow with the batch."""
-        limits = replace(self.limits, max_batch_size=batch, max_seq_len=context, max_tokens=None)
+        own = self.limits
+        kept = batch if own.snapshots == own.max_batch_size else own.snapshots
+        limits = replace(own, max_batch_size=batch, max_seq_len=context, snapshots=kept, max_tokens=None)
         per_sequence = self.graphs / self.limits.max_batch_size
         return replace(self, cache=replace(self.cache, limits=limits), graphs=round(per_sequence * batch))
 

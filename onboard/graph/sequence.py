@@ -16,6 +16,7 @@ from torch import nn
 
 from onboard.graph.cache import CacheResource
 from onboard.graph.pages import PageAllocator, PageGroup
+from onboard.graph.plan import CachePlan, Limits
 from onboard.graph.rows import SequenceRows
 from onboard.graph.step_buffer import IntArray, Layout, StepBuffer, table_names
 
@@ -82,6 +83,8 @@ class SequenceInfo:
         What was captured or gathered before is void.
         """
         self.num_groups = groups
+        self.pool_sizes = [1 + self.pages_per_sequence] * groups
+        """Pages that each group has, the spare page 0 included: examples read and write no others."""
         # One sequence and one token more than the limits: `rope_length` may add a row.
         self._buffer = StepBuffer(
             sequences=self.max_batch_size + 1,
@@ -174,8 +177,13 @@ class SequenceInfo:
 
     @property
     def num_slots(self) -> int:
-        """Slots of recurrent states: the spare 0, those of a batch, those kept for later, and that of one alone."""
-        return self.max_batch_size + self.snapshots + 2
+        """Slots of recurrent states, as `Limits.num_slots`."""
+        return self.limits.num_slots
+
+    @property
+    def limits(self) -> Limits:
+        """What the inputs are laid out for."""
+        return Limits(self.max_batch_size, self.max_seq_len, self.max_num_tokens, self.page_size, self.snapshots)
 
     @property
     def num_bytes(self) -> int:
@@ -188,7 +196,8 @@ class SequenceInfo:
         return len(self.args["logits_gather_indices"])
 
     def _example_pages(self, sequences: int) -> IntArray:
-        return np.tile(np.arange(1, self.pages_per_sequence + 1), (self.num_groups, sequences, 1))
+        order = np.arange(self.pages_per_sequence)
+        return np.stack([np.tile(1 + order % max(size - 1, 1), (sequences, 1)) for size in self.pool_sizes])
 
     def _step(self, starts: IntArray, lengths: IntArray | None, rope_length: int) -> _Step:
         """Say which token of which sequence each place of the row holds, padding included."""
@@ -285,30 +294,54 @@ class CachedSequenceInterface:
         self.resources: dict[str, CacheResource] = {}
         """Cache name (a placeholder of the graph) -> what it stores."""
         self.caches: dict[str, torch.Tensor] = {}
-        self.allocator = PageAllocator(0)
+        self.groups = [PageGroup(PageAllocator(0))]
+        """The pages, by how far back those see who read them: each group has a table of its own."""
+        self.num_pages = 0
+        """Pages of a cache without a window, the spare page 0 included."""
         self._known: tuple[nn.Module, int, list[str]] | None = None
 
     def add_cache(self, name: str, resource: CacheResource) -> None:
         """Register a cache; its memory comes with `allocate`."""
         assert name not in self.resources, f"cache {name} is registered twice"
         self.resources[name] = resource
+        if (groups := max(len(self._windows()), 1)) != self.info.num_groups:
+            self.info.set_groups(groups)
+
+    def metadata_names(self, names: Sequence[str], resource: CacheResource) -> list[str]:
+        """Return the inputs that an operator takes over a registered cache: where its pages lie is its group's."""
+        if resource.by_sequence:
+            return list(names)
+        own = table_names(self._windows().index(self.info.limits.window(resource)))
+        tables = dict(zip(table_names(0), own, strict=True))
+        return [tables.get(name, name) for name in names]
 
     def allocate(self, num_pages: int) -> None:
         """(Re)allocate every cache; contents are lost.
 
-        Paged ones get `num_pages` pages, the spare page 0 among them, and states as many slots as a batch can use.
+        Paged ones get `num_pages` pages, the spare page 0 among them, or what a window can use of them; states as many
+        slots as a batch can use.
         """
         self.caches.clear()  # free the old ones first
+        plan = CachePlan(self.info.limits, tuple(self.resources.values()))
         self.caches = {
-            name: resource.allocate(self.info.num_slots if resource.by_sequence else num_pages, self.info.device)
+            name: resource.allocate(plan.units(resource, num_pages), self.info.device)
             for name, resource in self.resources.items()
         }
-        self.allocator = PageAllocator(num_pages)
+        windows = self._windows() or [None]
+        sizes = [num_pages if each is None else min(num_pages, plan.limits.window_pages(each)) for each in windows]
+        self.groups = [PageGroup(PageAllocator(size), each) for size, each in zip(sizes, windows, strict=True)]
+        self.info.pool_sizes = sizes
+        self.num_pages = num_pages
+
+    def _windows(self) -> list[int | None]:
+        """Return what the groups of pages see, in the order in which they are registered."""
+        paged = (resource for resource in self.resources.values() if not resource.by_sequence)
+        return list(dict.fromkeys(self.info.limits.window(resource) for resource in paged))
 
     @property
-    def groups(self) -> list[PageGroup]:
-        """The pages, by what has a table of its own."""
-        return [PageGroup(self.allocator)]
+    def allocator(self) -> PageAllocator:
+        """The pages of the first group, the only one of most models."""
+        return self.groups[0].allocator
 
     @property
     def has_states(self) -> bool:
@@ -320,22 +353,31 @@ class CachedSequenceInterface:
         states = [self.caches[name] for name, resource in self.resources.items() if resource.by_sequence]
         torch._foreach_copy_([state[target] for state in states], [state[source] for state in states])
 
+    def can_lend(self, lengths: Sequence[int]) -> bool:
+        """Whether `lent_pages` has the pages for sequences of these lengths."""
+        return all(sum(self._needed(each, lengths)) <= each.allocator.num_free for each in self.groups)
+
     @contextmanager
     def lent_pages(self, lengths: Sequence[int]) -> Iterator[IntArray]:
-        """Lend pages for sequences of these lengths: [groups, sequences, most pages of one], filled up with page 0."""
+        """Lend pages for sequences of these lengths: [groups, sequences, most pages of one], filled up with page 0.
+
+        Pages of a window are lent as a ring: what comes takes the place of what no later query sees.
+        """
         counts = [-(-length // self.info.page_size) for length in lengths]
         table = np.zeros((len(self.groups), len(counts), max(counts)), dtype=np.int32)
         with ExitStack() as stack:
-            for index, group in enumerate(self.groups):
-                for row, count in zip(table[index], counts, strict=True):
-                    row[:count] = pages = group.allocator.take(count)
+            for rows, group in zip(table, self.groups, strict=True):
+                for row, count, needed in zip(rows, counts, self._needed(group, lengths), strict=True):
+                    pages = group.allocator.take(needed)
                     stack.callback(group.allocator.give_back, pages)
+                    row[:count] = np.resize(pages, count)
             yield table
 
-    @property
-    def num_pages(self) -> int:
-        """Pages of each cache, the spare page 0 included."""
-        return self.allocator.num_pages
+    def _needed(self, group: PageGroup, lengths: Sequence[int]) -> list[int]:
+        """Return the pages that sequences of these lengths need at a time, when a step has all the tokens it can."""
+        size, window = self.info.page_size, group.window
+        most = max(lengths) if window is None else window + self.info.max_num_tokens + size
+        return [-(-min(length, most) // size) for length in lengths]
 
     @property
     def bytes_per_page(self) -> int:

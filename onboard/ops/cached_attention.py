@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from onboard.ops.attention import torch_attention
@@ -16,7 +17,19 @@ def fake_cached_attention(query: Tensor, key: Tensor, value: Tensor, *_: object,
 def write_tokens(cache: Tensor, tokens: Tensor, slot_mapping: Tensor) -> None:
     """Store tokens [tokens, kv_heads, dim] in their slots of a cache [pages, kv_heads, page_size, dim]."""
     page_size = cache.shape[2]
-    cache[slot_mapping // page_size, :, slot_mapping % page_size] = tokens.to(cache.dtype)
+    cache[slot_mapping // page_size, :, slot_mapping % page_size] = as_stored(tokens, cache.dtype)
+
+
+def as_stored(tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return tokens rounded to a cache's dtype.
+
+    float8_e4m3fn keeps values as they are, without a scale: keys and values are of the order of one, where its steps
+    are as fine as anywhere. It has no infinity; what is larger than its largest number, 448, becomes that.
+    """
+    if dtype == torch.float8_e4m3fn:
+        most = torch.finfo(dtype).max
+        tokens = tokens.clamp(-most, most)
+    return tokens.to(dtype)
 
 
 def read_sequence(cache: Tensor, pages: Tensor, length: int) -> Tensor:

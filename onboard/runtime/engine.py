@@ -59,6 +59,18 @@ class EngineStats:
         """Generated tokens a second."""
         return self.generated_tokens / self.seconds if self.seconds else 0.0
 
+    def cache(self) -> dict[str, int]:
+        """Return how the cache fared."""
+        names = ("preemptions", "prefix_hits", "reused_tokens", "state_snapshots", "most_pages", "pages")
+        return {name: getattr(self, name) for name in names}
+
+    def cache_line(self) -> str:
+        """Say how the cache fared, in one line."""
+        return (
+            f"at most {self.most_pages} of {self.pages} cache pages in use, {self.preemptions} preemptions, "
+            f"{self.reused_tokens} tokens reused from {self.prefix_hits} known prefixes"
+        )
+
     def as_dict(self) -> dict[str, float]:
         """Return all figures, for reports."""
         return {**asdict(self), "tokens_per_second": self.tokens_per_second}

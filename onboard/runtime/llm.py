@@ -37,6 +37,8 @@ class Completion:
     finish_reason: FinishReason
     logprobs: list[dict[int, float]] | None
     """One mapping a token, from token ids to log-probabilities, when `SamplingParams.logprobs` is set."""
+    num_preemptions: int = 0
+    """Times that it lost its pages to another request and was computed again."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class RequestOutput:
     """None for a prompt that was given as tokens."""
     prompt_token_ids: list[int]
     outputs: list[Completion]
+    num_cached_tokens: int = 0
+    """Leading tokens of the prompt that earlier requests had left in the cache."""
 
     @property
     def text(self) -> str:
@@ -101,23 +105,27 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         on_step: Callable[[Step], None] | None = None,
+        priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
         """Generate for one prompt (a text, or its tokens) or several; return one result a prompt, in order.
 
-        `sampling_params` is one for all or one a prompt; `on_step` is called after each forward pass.
+        `sampling_params` and `priority` are one for all or one a prompt; smaller priorities go first. `on_step` is
+        called after each forward pass, and may cancel outputs (`engine.cancel`). How the cache fared is in
+        `engine.stats`.
         """
         batch = [_unwrapped(prompt) for prompt in _as_batch(prompts)]
         params = _as_params(sampling_params, len(batch))
         encoded = [self._encode(prompt) for prompt in batch]
         inputs = [_inputs(prompt) for prompt in _as_batch(prompts)]
+        priorities = _as_priorities(priority, len(batch))
         try:
-            pending = [self.engine.submit(*each) for each in zip(encoded, params, inputs, strict=True)]
+            pending = [self.engine.submit(*each) for each in zip(encoded, params, inputs, priorities, strict=True)]
         except BaseException:
             self.engine.scheduler.abort()
             raise
         self.engine.run(on_step)
         return [
-            RequestOutput(prompt if isinstance(prompt, str) else None, ids, [_completion(each) for each in outputs])
+            _result(prompt if isinstance(prompt, str) else None, ids, outputs)
             for prompt, ids, outputs in zip(batch, encoded, pending, strict=True)
         ]
 
@@ -177,7 +185,19 @@ def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: 
     return list(params)
 
 
+def _as_priorities(priority: int | Sequence[int], count: int) -> list[int]:
+    priorities = [priority] * count if isinstance(priority, int) else list(priority)
+    if len(priorities) != count:
+        raise UsageError(f"there are {count} prompts and {len(priorities)} priorities", hint="Give one for each")
+    return priorities
+
+
+def _result(prompt: str | None, token_ids: list[int], outputs: Sequence[Request]) -> RequestOutput:
+    cached = outputs[0].num_reused or 0
+    return RequestOutput(prompt, token_ids, [_completion(each) for each in outputs], min(cached, len(token_ids)))
+
+
 def _completion(output: Request) -> Completion:
     assert output.finish_reason is not None
     logprobs = output.logprobs if output.params.logprobs is not None else None
-    return Completion(output.text, output.generated, output.finish_reason, logprobs)
+    return Completion(output.text, output.generated, output.finish_reason, logprobs, output.num_preemptions)

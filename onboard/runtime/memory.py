@@ -121,8 +121,6 @@ class CacheMemory:
         """Give a sequence pages for `length` more tokens; False, and nothing has changed: too few are free."""
         total = request.num_cached + length
         wanted = self._pages_for(total)
-        if all(wanted <= len(pages) for pages in request.pages):
-            return True
         for pages, group in zip(request.pages, self.groups, strict=True):
             if wanted - len(pages) > group.allocator.num_free:
                 return False
@@ -285,6 +283,7 @@ class CacheMemory:
     def _append(self, request: Request, index: int, pages: list[int]) -> None:
         self.rows.set_pages(request.slot, index, len(request.pages[index]), pages)
         request.pages[index] += pages
+        request.room = min(map(len, request.pages)) * self.page_size
 
     def _free_behind(self, request: Request, index: int, first: int) -> None:
         """Free the pages of a group before page number `first`."""
@@ -301,6 +300,7 @@ class CacheMemory:
     def _give_back_pages(self, request: Request) -> None:
         for pages, group in zip(request.pages, self.groups, strict=True):
             group.allocator.give_back([page for page in pages if page])
+        request.room = 0
         self._freed += 1
 
     def _set_cached(self, request: Request, tokens: int) -> None:

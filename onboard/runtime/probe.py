@@ -139,8 +139,8 @@ def _run_step(
 def interface_for(context: TransformContext, prompts: Sequence[Prompt]) -> CachedSequenceInterface:
     """Return the run's caches when they hold the prompts, else temporary ones of the same kinds."""
     cache: CachedSequenceInterface = context.cache
-    needed = sum(-(-len(prompt) // cache.info.page_size) for prompt in prompts)
-    if cache.allocator.num_free >= needed and len(prompts) <= cache.info.max_batch_size:
+    lengths = [len(prompt) for prompt in prompts]
+    if cache.can_lend(lengths) and len(prompts) <= cache.info.max_batch_size:
         return cache
     info = cache.info
     scratch = CachedSequenceInterface(
@@ -155,7 +155,7 @@ def interface_for(context: TransformContext, prompts: Sequence[Prompt]) -> Cache
     )
     for name, resource in cache.resources.items():
         scratch.add_cache(name, resource)
-    scratch.allocate(1 + needed)
+    scratch.allocate(1 + sum(-(-length // info.page_size) for length in lengths))
     return scratch
 
 

@@ -46,6 +46,8 @@ class Request:
     """Leading tokens that it had in common with earlier requests then."""
     pages: list[list[int]] = field(default_factory=list)
     """By group of pages; 0 where a page has left the window."""
+    room: int = 0
+    """Tokens for which it has pages."""
     digests: list[bytes] = field(default_factory=list)
     """One a full page: of its tokens and all before them."""
     table: int = 0
@@ -109,11 +111,12 @@ class Step:
     num_filling: int = 0
     """Tokens beside those that only go on with an output: of prompts, and computed again."""
 
-    def add(self, chunk: Chunk) -> None:
-        """Append a chunk."""
+    def add(self, chunk: Chunk, pending: int) -> None:
+        """Append a chunk of a sequence of which `pending` tokens are not cached."""
         self.chunks.append(chunk)
         self.num_tokens += chunk.length
-        self.num_filling += chunk.length if chunk.sequence.num_pending > 1 else 0
+        if pending > 1:
+            self.num_filling += chunk.length
 
     def slots(self) -> IntArray:
         """Return each sequence's row."""

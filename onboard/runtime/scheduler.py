@@ -111,12 +111,13 @@ class Scheduler:
         decoding = sum(sequence.num_pending == 1 for sequence in self.running)
         for sequence in list(self.running):
             if sequence.slot:  # it may have been preempted meanwhile
-                decoding -= sequence.num_pending == 1
-                self._advance(sequence, step, decoding)
+                pending = sequence.num_pending
+                decoding -= pending == 1
+                self._advance(sequence, step, pending, decoding)
         self._admit(step)
         return step
 
-    def _advance(self, sequence: Request, step: Step, decoding: int) -> None:
+    def _advance(self, sequence: Request, step: Step, pending: int, decoding: int) -> None:
         """Put the next chunk of a running sequence into the step, if the step and the cache have room.
 
         A prompt leaves room for the `decoding` sequences after it, unless the least it can take has none then.
@@ -124,14 +125,17 @@ class Scheduler:
         if sequence.table != step.rope_length:
             return
         budget = self.max_num_tokens - step.num_tokens
-        length = self._fitting(sequence, budget - decoding) or self._fitting(sequence, budget)
-        if length and self._reserve(sequence, length):
-            step.add(Chunk(sequence, length))
+        if pending == 1:  # nearly always, so this has to be quick
+            length = min(budget, 1)
+        else:
+            length = self._fitting(sequence, budget - decoding) or self._fitting(sequence, budget)
+        if length and (sequence.num_cached + length <= sequence.room or self._reserve(sequence, length)):
+            step.add(Chunk(sequence, length), pending)
 
     def _fitting(self, sequence: Request, budget: int) -> int:
         """Return how many tokens a sequence may have in a step that has room for `budget`."""
-        if budget <= 0 or sequence.num_pending == 1:
-            return int(budget > 0)
+        if budget <= 0:
+            return 0
         return sequence.fitting(self.memory.chunk(sequence, min(sequence.num_pending, budget)))
 
     def _admit(self, step: Step) -> None:
@@ -151,7 +155,7 @@ class Scheduler:
             insort(self.running, sequence, key=_in_order)
             length = self._fitting(sequence, self.max_num_tokens - step.num_tokens)
             if length and self.memory.reserve(sequence, length):  # else it goes on with the next step
-                step.add(Chunk(sequence, length))
+                step.add(Chunk(sequence, length), sequence.num_pending)
                 coming.update(self.memory.completes(step.chunks[-1]))
 
     def _border(self) -> int | None:

@@ -41,12 +41,12 @@ class HFReplaceCachedAttn(BaseTransform[HFReplaceCachedAttnConfig]):
         return model, TransformInfo(num_matches=len(names), is_clean=True, has_valid_shapes=True)
 
 
-def _add_caches(index: int, context: TransformContext) -> tuple[str, str]:
-    """Register the two caches of a layer; return their names."""
+def _add_caches(index: int, context: TransformContext) -> list[str]:
+    """Register the two caches of a layer; return the names of what its attention takes."""
     cache = context.cache
     assert isinstance(cache, CachedSequenceInterface)
     resources = context.attention[index].resources(cache.info.page_size, cache_dtype(context))
     for name, resource in resources.items():
         cache.add_cache(f"{name}_{index}", resource)
-    keys, values = resources
-    return f"{keys}_{index}", f"{values}_{index}"
+    metadata = cache.metadata_names(AttentionDescriptor.metadata, resources["k_cache"])
+    return [*metadata, *(f"{name}_{index}" for name in resources)]

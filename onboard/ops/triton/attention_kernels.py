@@ -17,6 +17,14 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def as_stored(x, ELEMENT: tl.constexpr):
+    """Return x rounded to a cache's element type; float8_e4m3fn has no infinity: what is too large is its largest."""
+    if ELEMENT == tl.float8e4nv:  # noqa: SIM300  (the type is no constant to ruff)
+        x = tl.minimum(tl.maximum(x.to(tl.float32), -448.0), 448.0)
+    return x.to(ELEMENT)
+
+
+@triton.jit
 def write_cache_kernel(
     key_ptr, value_ptr, k_cache_ptr, v_cache_ptr, slot_ptr,
     key_stride_token, key_stride_head, value_stride_token, value_stride_head,
@@ -32,12 +40,12 @@ def write_cache_kernel(
     head, channel = i // DIM, i % DIM
     key = tl.load(key_ptr + token * key_stride_token + head * key_stride_head + channel, mask=head < KV_HEADS)
     place = page * k_stride_page + head * k_stride_head + offset * k_stride_slot + channel
-    tl.store(k_cache_ptr + place, key.to(k_cache_ptr.dtype.element_ty), mask=head < KV_HEADS)
+    tl.store(k_cache_ptr + place, as_stored(key, k_cache_ptr.dtype.element_ty), mask=head < KV_HEADS)
     i = tl.arange(0, BLOCK_VALUE)
     head, channel = i // VALUE_DIM, i % VALUE_DIM
     value = tl.load(value_ptr + token * value_stride_token + head * value_stride_head + channel, mask=head < KV_HEADS)
     place = page * v_stride_page + head * v_stride_head + offset * v_stride_slot + channel
-    tl.store(v_cache_ptr + place, value.to(v_cache_ptr.dtype.element_ty), mask=head < KV_HEADS)
+    tl.store(v_cache_ptr + place, as_stored(value, v_cache_ptr.dtype.element_ty), mask=head < KV_HEADS)
 
 
 @triton.jit
@@ -180,9 +188,10 @@ def attention_kernel(
     if WRITE:
         key_ptr += start * key_stride_token + kv_head * key_stride_head
         value_ptr += start * value_stride_token + kv_head * value_stride_head
-        new_key = tl.load(key_ptr + channel, mask=channel < DIM, other=0.0).to(k_cache_ptr.dtype.element_ty)
+        new_key = tl.load(key_ptr + channel, mask=channel < DIM, other=0.0)
+        new_key = as_stored(new_key, k_cache_ptr.dtype.element_ty)
         new_value = tl.load(value_ptr + value_channel, mask=value_channel < VALUE_DIM, other=0.0)
-        new_value = new_value.to(v_cache_ptr.dtype.element_ty)
+        new_value = as_stored(new_value, v_cache_ptr.dtype.element_ty)
         if high == length:
             products = tl.sum(query.to(tl.float32) * new_key.to(tl.float32)[None, :], 1)
             peak = _logits(products, scale, LOGIT_CAP)

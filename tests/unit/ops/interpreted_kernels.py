@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from float8 import exact_and_bound
 from naive import Batch, Options, cached_attention, make_batch, relative_error
 
 import onboard.ops  # noqa: F401
@@ -134,6 +135,22 @@ def test_cached_attention_in_low_precision(step: str, dtype: torch.dtype, cache_
     actual = run(ours, Options(sliding_window=50))
     assert actual.dtype == dtype
     assert relative_error(actual, expected) < DTYPES[dtype]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_cache_of_float8(step: str) -> None:
+    """As near to float64 as the format allows; what is too large for it is stored as its largest number."""
+    ours, theirs = pair(STEPS[step], heads=6, kv_heads=2, dim=24, value_dim=20, cache_dtype=torch.float8_e4m3fn)
+    expected, bound = exact_and_bound(ours, steps=1)  # the interpreter truncates where hardware rounds
+    assert ((run(ours, Options()).double() - expected).abs() <= bound + 1e-5).all()
+    for batch in (ours, theirs):
+        batch.value *= 1000
+    run(ours, Options())
+    run(theirs, Options(), "torch_cached_attention")
+    slots = ours.slot_mapping
+    stored, known = (batch.v_cache.float()[slots // 8, :, slots % 8] for batch in (ours, theirs))
+    assert stored.abs().max() == 448
+    assert torch.equal(stored.abs() == 448, known.abs() == 448)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 8), (3, 3, 16), (20, 1, 16), (10, 2, 40)])

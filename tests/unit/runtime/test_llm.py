@@ -193,6 +193,27 @@ def test_a_bad_prompt_leaves_nothing_queued(llm: LLM) -> None:
     assert llm.engine.cache.allocator.num_free == llm.engine.cache.allocator.num_usable
 
 
+def test_results_say_what_was_cached_and_how_the_cache_fared(llama: Tiny) -> None:
+    config = {"max_batch_size": 1, "max_seq_len": 32, "kv_cache_config": {"tokens_per_block": 4}}
+    model = LLM(llama.checkpoint, root=llama.root, device="cpu", config=config)
+    prompt, finished = [5, 6, 7, 8, 9, 10], []
+    outputs = model.generate(
+        [prompt, [1, 2], prompt],
+        _greedy(),
+        on_step=lambda step: finished.extend(chunk.sequence.prompt for chunk in step.chunks if not finished),
+        priority=[0, -1, 0],
+    )
+    assert finished == [[1, 2]]
+    assert [output.num_cached_tokens for output in outputs] == [0, 0, 4]
+    assert outputs[0].token_ids == outputs[2].token_ids == llama.greedy(prompt, 20)
+    assert model.engine.stats.cache() == {
+        "preemptions": 0, "prefix_hits": 1, "reused_tokens": 4, "state_snapshots": 0, "most_pages": 7, "pages": 8,
+    }  # fmt: skip
+    assert "at most 7 of 8 cache pages in use, 0 preemptions, 4 tokens reused" in model.engine.stats.cache_line()
+    with pytest.raises(UsageError, match="there are 1 prompts and 2 priorities"):
+        model.generate([prompt], _greedy(), priority=[0, 1])
+
+
 def test_bad_parameters_leave_nothing_queued(llm: LLM) -> None:
     with pytest.raises(AttributeError):
         llm.generate([[1, 2], [3]], [_greedy(), None])  # type: ignore[list-item]

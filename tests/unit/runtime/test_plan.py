@@ -140,6 +140,16 @@ def test_the_command_says_what_fits(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "sequences that fit" in text
 
 
+def test_a_cache_of_float8_takes_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = str(_config(tmp_path, "llama"))
+    arguments = ["plan", checkpoint, "--gpu", "1GiB", "--dtype", "bfloat16", "--json"]
+    sizes = []
+    for options in ([], ["--cache-dtype", "float8_e4m3fn"]):
+        assert run([*arguments, *options]) == 0
+        sizes.append(json.loads(capsys.readouterr().out)["caches"])
+    assert sizes[0] == 2 * sizes[1] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -73,3 +73,20 @@ def test_no_request_of_a_small_soak_notices_the_others(name: str, tokens: int, r
     assert engine.stats.prefix_hits > 0
     with pytest.raises(UsageError, match=f"a prompt has 70 tokens and a sequence can have {min(64, tokens)}"):
         engine.submit(_prompt(70), GREEDY)
+
+
+def test_cancelled_outputs_keep_what_they_have_and_free_their_pages(llama: Tiny) -> None:
+    engine = llama.engine(max_batch_size=2)
+    prompts = [_prompt(5), _prompt(9), _prompt(7)]
+    first, second, waiting = (engine.submit(prompt, GREEDY)[0] for prompt in prompts)
+    for _ in range(3):
+        engine.step()
+    assert engine.cancel(waiting)
+    assert engine.cancel(first)
+    assert not engine.cancel(first)
+    engine.run()
+    assert (first.finish_reason, first.generated) == ("abort", llama.greedy(prompts[0], 3))
+    assert (waiting.finish_reason, waiting.generated) == ("abort", [])
+    assert (second.finish_reason, second.generated) == ("length", llama.greedy(prompts[1], 8))
+    assert engine.stats.cancelled == 2
+    assert engine.memory.num_owned == 0
