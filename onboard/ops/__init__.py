@@ -22,6 +22,10 @@
 | `torch_cached_gated_delta_rule` | `cached_delta_rule.py` |
 | `torch_fused_add_rmsnorm`, `torch_silu_and_mul`, `torch_rope_cached`, `torch_fused_swiglu_mlp` | `fused.py` |
 | `triton_cached_attention` | `triton/cached_attention.py` |
+| `triton_cached_mla` | `triton/cached_mla.py` |
+| `triton_cached_causal_conv1d` | `triton/cached_causal_conv.py` |
+| `triton_cached_ssm`, `triton_cached_selective_scan` | `triton/cached_ssm.py` |
+| `triton_cached_gated_delta_rule` | `triton/cached_delta_rule.py` |
 | `triton_rmsnorm`, `triton_fused_add_rmsnorm` | `triton/rmsnorm.py` |
 | `triton_silu_and_mul` | `triton/silu_mul.py` |
 | `triton_rope_cached` | `triton/rope.py` |

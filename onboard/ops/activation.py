@@ -54,6 +54,18 @@ ACTIVATIONS: dict[str, Activation] = {
     "tanh": torch.tanh,
 }
 
+KERNEL_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Names of `ACTIVATIONS` that kernels know, and the formula that each stands for."""
+
 
 def activation_function(name: str) -> Activation:
     """Return the activation of that name.

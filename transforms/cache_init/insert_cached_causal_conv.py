@@ -8,25 +8,39 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from onboard.graph.backends import kernel_obstacle
 from onboard.graph.cache import CacheResource, StateResource
 from onboard.graph.descriptor import CachedOpDescriptor, refuse_unless, tensor_argument
 from onboard.graph.fx import arguments
 from onboard.graph.insert_cached import InsertCached
 from onboard.graph.sequence import STATE_METADATA_NAMES
 from onboard.graph.transform import register_transform
+from onboard.ops.activation import KERNEL_ACTIVATIONS
 
 
 class CausalConvDescriptor(CachedOpDescriptor):
     """A short convolution along the sequence."""
 
     source = torch.ops.onboard.torch_causal_conv1d
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_causal_conv1d"}
+    cached_names: ClassVar[Mapping[str, str]] = {
+        "torch": "torch_cached_causal_conv1d",
+        "triton": "triton_cached_causal_conv1d",
+    }
     num_tensors = 3
     metadata = STATE_METADATA_NAMES
 
     def check(self, node: fx.Node) -> None:
         """Refuse convolutions that skip tokens or pad with anything else than zeros."""
         refuse_unless(node, stride=1, padding_mode="zeros")
+
+    def kernel_obstacle(self, node: fx.Node) -> str:
+        """Kernels serve depthwise convolutions and the activations that are written out in them."""
+        channels, found = tensor_argument(node, 0).meta["val"], arguments(node)
+        if found["groups"] != channels.shape[-1] or len(tensor_argument(node, 1).meta["val"]) != channels.shape[-1]:
+            return "the convolution mixes channels"
+        if found["activation"] not in (None, *KERNEL_ACTIVATIONS):
+            return f"its kernel has no activation {found['activation']!r}"
+        return kernel_obstacle(channels.dtype)
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return one cache: the inputs that the next output still sees, in their own dtype."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from onboard.graph.backends import kernel_obstacle
 from onboard.graph.cache import CacheResource, StateResource
 from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
 from onboard.graph.fx import arguments
@@ -21,9 +22,16 @@ class GatedDeltaRuleDescriptor(CachedOpDescriptor):
     """Linear attention with decay and correction."""
 
     source = torch.ops.onboard.torch_gated_delta_rule
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_gated_delta_rule"}
+    cached_names: ClassVar[Mapping[str, str]] = {
+        "torch": "torch_cached_gated_delta_rule",
+        "triton": "triton_cached_gated_delta_rule",
+    }
     num_tensors = 5
     metadata = STATE_METADATA_NAMES
+
+    def kernel_obstacle(self, node: fx.Node) -> str:
+        """Kernels know three dtypes."""
+        return kernel_obstacle(tensor_argument(node, 0).meta["val"].dtype)
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return one cache of states, in the recurrence's own dtype."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from onboard.graph.backends import kernel_obstacle
 from onboard.graph.cache import CacheResource, StateResource
 from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
 from onboard.graph.insert_cached import InsertCached
@@ -20,9 +21,16 @@ class SelectiveScanDescriptor(CachedOpDescriptor):
     """Mamba's selective scan."""
 
     source = torch.ops.onboard.torch_selective_scan
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_selective_scan"}
+    cached_names: ClassVar[Mapping[str, str]] = {
+        "torch": "torch_cached_selective_scan",
+        "triton": "triton_cached_selective_scan",
+    }
     num_tensors = 8
     metadata = STATE_METADATA_NAMES
+
+    def kernel_obstacle(self, node: fx.Node) -> str:
+        """Kernels know three dtypes."""
+        return kernel_obstacle(tensor_argument(node, 0).meta["val"].dtype)
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return one cache of states, in the recurrence's own dtype."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx, nn
 
+from onboard.graph.backends import kernel_obstacle
 from onboard.graph.cache import CacheResource, StateResource
 from onboard.graph.context import TransformContext
 from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
@@ -22,9 +23,13 @@ class SSMDescriptor(CachedOpDescriptor):
     """Mamba 2's scan."""
 
     source = torch.ops.onboard.torch_ssm
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_ssm"}
+    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_ssm", "triton": "triton_cached_ssm"}
     num_tensors = 7
     metadata = STATE_METADATA_NAMES
+
+    def kernel_obstacle(self, node: fx.Node) -> str:
+        """Kernels know three dtypes."""
+        return kernel_obstacle(tensor_argument(node, 0).meta["val"].dtype)
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return one cache of states, in the recurrence's own dtype."""

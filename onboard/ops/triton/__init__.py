@@ -1,3 +1,13 @@
 """Triton back end: importing this registers the `triton_*` ops."""
 
-from onboard.ops.triton import cached_attention, cached_mla, rmsnorm, rope, silu_mul, swiglu  # noqa: F401  (registers)
+from onboard.ops.triton import (  # noqa: F401  (registers)
+    cached_attention,
+    cached_causal_conv,
+    cached_delta_rule,
+    cached_mla,
+    cached_ssm,
+    rmsnorm,
+    rope,
+    silu_mul,
+    swiglu,
+)

@@ -10,26 +10,16 @@ from torch import Tensor
 
 from onboard.config import suggest
 from onboard.errors import UsageError
+from onboard.ops.activation import KERNEL_ACTIVATIONS
 from onboard.ops.library import register_op
 from onboard.ops.triton.launch import last_contiguous, power_of_two, require_device
 
 BLOCK = 1024
 
-KERNEL_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_fast": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "relu2": "relu2",
-    "silu": "silu",
-    "swish": "silu",
-}
-"""Names of `onboard.ops.activation.ACTIVATIONS` that the kernel knows, and the formula that each stands for."""
-
 
 @triton.jit
-def _activate(x, ACTIVATION: tl.constexpr):
+def activate(x, ACTIVATION: tl.constexpr):
+    """Return the activation of x by its formula's name, a value of `KERNEL_ACTIVATIONS`."""
     if ACTIVATION == "silu":
         return x * tl.sigmoid(x)
     elif ACTIVATION == "gelu":
@@ -51,9 +41,7 @@ def _act_and_mul_kernel(out_ptr, x_ptr, stride, size, ACTIVATION: tl.constexpr, 
     inside = column < size
     gate = tl.load(x_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * stride + size + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(
-        out_ptr + row * size + column, (_activate(gate, ACTIVATION) * up).to(out_ptr.dtype.element_ty), mask=inside
-    )
+    tl.store(out_ptr + row * size + column, (activate(gate, ACTIVATION) * up).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def _fake_silu_and_mul(x: Tensor, activation: str = "silu") -> Tensor:

@@ -40,11 +40,11 @@ class _Mixer(nn.Module):
         return self.call(*looked_up, *self.weights)
 
 
-def _conv(**options: Any) -> _Mixer:
+def _conv(groups: int = 6) -> _Mixer:
     def call(x: Tensor, weight: Tensor) -> Tensor:
-        return ops.torch_causal_conv1d(x, weight, None, 1, 6, 2, 6, activation="silu", **options)
+        return ops.torch_causal_conv1d(x, weight, None, 1, 6, 2, groups, activation="silu")
 
-    return _Mixer([(6,)], [torch.randn(6, 1, 4)], call)
+    return _Mixer([(6,)], [torch.randn(6, 6 // groups, 4)], call)
 
 
 def _ssm() -> _Mixer:
@@ -145,6 +145,8 @@ def test_a_back_end_that_a_mechanism_lacks_is_a_fact_once_and_a_wish_for_it_an_e
 
 TOO_MUCH_FOR_KERNELS = {
     "insert_cached_mla_attention": (lambda: _mla(rank=1030), "a rank of 1030 is over 1024"),
+    "insert_cached_causal_conv": (lambda: _conv(groups=2), "the convolution mixes channels"),
+    "insert_cached_ssm_attention": (lambda: _ssm().double(), "its kernels have no float64"),
 }
 
 
@@ -157,7 +159,7 @@ def test_a_node_that_the_kernels_cannot_serve_falls_back_and_says_why(key: str) 
     assert context.facts == [f"{key}: torch is used, not triton: {reason}"]
 
 
-@pytest.mark.parametrize("key", ["insert_cached_mla_attention"])
+@pytest.mark.parametrize("key", MIXERS)
 def test_a_mechanism_has_kernels(key: str) -> None:
     context = _context()
     gm, _ = _apply(key, _exported(MIXERS[key][0](), context), context, backend="triton")

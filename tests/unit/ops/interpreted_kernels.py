@@ -8,8 +8,8 @@ from naive import Batch, Options, cached_attention, make_batch, relative_error
 
 import onboard.ops  # noqa: F401
 from onboard.errors import UsageError
+from onboard.ops.activation import KERNEL_ACTIVATIONS
 from onboard.ops.triton import cached_attention as launcher
-from onboard.ops.triton.silu_mul import KERNEL_ACTIVATIONS
 
 ops = torch.ops.onboard
 
