@@ -87,6 +87,7 @@ _UNCACHED = (
     "torch_ssm",
     "torch_selective_scan",
     "torch_causal_conv1d",
+    "torch_delta_rule",
     "torch_gated_delta_rule",
     "torch_kda",
 )

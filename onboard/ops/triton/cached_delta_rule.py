@@ -44,6 +44,25 @@ def triton_cached_gated_delta_rule(
     return cached_delta_rule(q, k, v, g, beta, spans, batch_info_host, delta_cache, scale, use_qk_l2norm_in_kernel)
 
 
+@register_op(fake_delta_rule, mutates=("delta_cache",))
+def triton_cached_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    cu_seqlens: Tensor,
+    kv_lens: Tensor,
+    state_slots: Tensor,
+    batch_info_host: Tensor,
+    delta_cache: Tensor,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+) -> Tensor:
+    """`torch_cached_delta_rule` as kernels: those of the gated one, without the gate."""
+    spans = (cu_seqlens, kv_lens, state_slots)
+    return cached_delta_rule(q, k, v, None, beta, spans, batch_info_host, delta_cache, scale, use_qk_l2norm_in_kernel)
+
+
 def cached_delta_rule(
     q: Tensor,
     k: Tensor,

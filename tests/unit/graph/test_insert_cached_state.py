@@ -68,6 +68,13 @@ def _delta_rule() -> _Mixer:
     return _Mixer([(2, 5), (2, 5), (4, 3), (4,), (4,)], [], call)
 
 
+def _plain_delta_rule() -> _Mixer:
+    def call(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+        return ops.torch_delta_rule(q, k, v, beta.sigmoid(), None, True)
+
+    return _Mixer([(2, 5), (2, 5), (4, 3), (4,)], [], call)
+
+
 def _mla(rank: int = 5, **options: Any) -> _Mixer:
     def call(q_nope: Tensor, q_pe: Tensor, latent: Tensor, kpe: Tensor, weight: Tensor) -> Tensor:
         return ops.torch_mla(q_nope, q_pe, latent, kpe, weight, scale=0.3, **options)
@@ -80,6 +87,7 @@ MIXERS = {
     "insert_cached_ssm_attention": (_ssm, {"ssm_cache_0": (4, 5, 3)}),
     "insert_cached_selective_scan": (_scan, {"scan_cache_0": (5, 3)}),
     "insert_cached_gated_delta_rule": (_delta_rule, {"delta_cache_0": (4, 5, 3)}),
+    "insert_cached_delta_rule": (_plain_delta_rule, {"delta_cache_0": (4, 5, 3)}),
     "insert_cached_mla_attention": (_mla, {"mla_cache_0": (1, 4, 9)}),
 }
 

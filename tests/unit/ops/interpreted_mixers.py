@@ -124,6 +124,13 @@ def test_gated_delta_rule_in_low_precision(step: str, dtype: torch.dtype) -> Non
     check_state("cached_gated_delta_rule", row, delta_rule(row, 2, 4, 16, 8, True, dtype), 9, LOW[dtype])
 
 
+@pytest.mark.parametrize("step", ["prefill", "decode"])
+def test_delta_rule_without_decay(step: str) -> None:
+    row = make_step(step)
+    q, k, v, _, *rest = delta_rule(row, 1, 2, 5, 6, True)
+    check_state("cached_delta_rule", row, [q, k, v, *rest], 8)
+
+
 def test_sixteen_heads_share_one() -> None:
     row = make_row([(1, 9)])
     check_state("cached_gated_delta_rule", row, delta_rule(row, 1, 16, 8, 3, True), 9)

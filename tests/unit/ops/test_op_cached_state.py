@@ -18,7 +18,7 @@ from torch import Tensor
 
 from onboard.graph.sequence import SequenceInfo
 from onboard.ops.cached_causal_conv import torch_cached_causal_conv1d
-from onboard.ops.cached_delta_rule import torch_cached_gated_delta_rule
+from onboard.ops.cached_delta_rule import torch_cached_delta_rule, torch_cached_gated_delta_rule
 from onboard.ops.cached_mla import torch_cached_mla
 from onboard.ops.cached_ssm import torch_cached_selective_scan, torch_cached_ssm
 
@@ -92,6 +92,15 @@ def _delta_rule() -> Mechanism:
     )
 
 
+def _plain_delta_rule() -> Mechanism:
+    return Mechanism(
+        lambda q, k, v, b: ops.torch_delta_rule(q, k, v, b.sigmoid(), 0.4, True),
+        lambda q, k, v, b, info, cache: torch_cached_delta_rule(q, k, v, b.sigmoid(), *_state(info), cache, 0.4, True),
+        [(2, 5), (2, 5), (4, 3), (4,)],
+        (4, 5, 3),
+    )
+
+
 def _mla(scale: float | None) -> Mechanism:
     heads, nope, rope, rank, value = 3, 6, 4, 5, 7
     weight = _random(heads * (nope + value), rank)
@@ -112,6 +121,7 @@ MECHANISMS = {
     "selective scan": lambda: _scan(gated=False),
     "gated selective scan": lambda: _scan(gated=True),
     "gated delta rule": _delta_rule,
+    "delta rule": _plain_delta_rule,
     "mla": lambda: _mla(None),
     "scaled mla": lambda: _mla(0.3),
 }
