@@ -12,7 +12,7 @@
 | `torch_lightning_indexer` | `indexer.py` |
 | `torch_causal_conv1d` | `causal_conv.py` |
 | `torch_ssm`, `torch_selective_scan`, `torch_rmsnorm_gated` | `ssm.py` |
-| `torch_gated_delta_rule` | `delta_rule.py` |
+| `torch_gated_delta_rule`, `torch_delta_rule` | `delta_rule.py` |
 | `torch_kda`, `torch_cached_kda` | `kda.py` |
 | `torch_lightning_attention`, `torch_cached_lightning_attention` | `lightning.py` |
 | `torch_linear_recurrence`, `torch_cached_linear_recurrence` | `linear_recurrence.py` |
@@ -28,9 +28,13 @@
 | `torch_cached_lightning_indexer` | `cached_indexer.py` |
 | `torch_cached_causal_conv1d` | `cached_causal_conv.py` |
 | `torch_cached_ssm`, `torch_cached_selective_scan` | `cached_ssm.py` |
-| `torch_cached_gated_delta_rule` | `cached_delta_rule.py` |
+| `torch_cached_gated_delta_rule`, `torch_cached_delta_rule` | `cached_delta_rule.py` |
 | `torch_fused_add_rmsnorm`, `torch_silu_and_mul`, `torch_rope_cached`, `torch_fused_swiglu_mlp` | `fused.py` |
 | `triton_cached_attention` | `triton/cached_attention.py` |
+| `triton_cached_mla` | `triton/cached_mla.py` |
+| `triton_cached_causal_conv1d` | `triton/cached_causal_conv.py` |
+| `triton_cached_ssm`, `triton_cached_selective_scan` | `triton/cached_ssm.py` |
+| `triton_cached_gated_delta_rule`, `triton_cached_delta_rule` | `triton/cached_delta_rule.py` |
 | `triton_rmsnorm`, `triton_fused_add_rmsnorm` | `triton/rmsnorm.py` |
 | `triton_silu_and_mul` | `triton/silu_mul.py` |
 | `triton_rope_cached` | `triton/rope.py` |

@@ -1,7 +1,8 @@
-"""The gated delta rule with a cache of each sequence's state."""
+"""The delta rule, gated or not, with a cache of each sequence's state."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from onboard.ops.delta_rule import delta_rule, fake_delta_rule
@@ -40,3 +41,26 @@ def torch_cached_gated_delta_rule(
 
     out = fake_delta_rule(q, k, v).zero_()
     return advance(step, [q, k, v, g, beta], out, cu_seqlens, kv_lens, state_slots, batch_info_host, delta_cache)
+
+
+@register_op(fake_delta_rule, mutates=("delta_cache",))
+def torch_cached_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    cu_seqlens: Tensor,
+    kv_lens: Tensor,
+    state_slots: Tensor,
+    batch_info_host: Tensor,
+    delta_cache: Tensor,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+) -> Tensor:
+    """`torch_delta_rule` of a flat row of tokens; arguments and result as in `torch_cached_gated_delta_rule`."""
+
+    def step(state: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+        return delta_rule(q, k, v, torch.zeros_like(beta), beta, scale, use_qk_l2norm_in_kernel, state)
+
+    out = fake_delta_rule(q, k, v).zero_()
+    return advance(step, [q, k, v, beta], out, cu_seqlens, kv_lens, state_slots, batch_info_host, delta_cache)

@@ -1,4 +1,4 @@
-"""The gated delta rule."""
+"""The delta rule, gated or not."""
 
 from __future__ import annotations
 
@@ -46,6 +46,28 @@ def torch_gated_delta_rule(
     """
     state = torch.zeros((q.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype=wide_dtype(q), device=q.device)
     return delta_rule(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state)[0]
+
+
+@register_op(fake_delta_rule, carries_state=True)
+def torch_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+) -> Tensor:
+    """Linear attention with correction (Yang et al. 2024, arXiv:2406.06484): the gated delta rule that forgets nothing.
+
+    state <- state + beta k (v - k^T state)^T; out = scale q^T state.
+
+    Args:
+        q, k, v, beta, scale, use_qk_l2norm_in_kernel: as in `torch_gated_delta_rule`.
+
+    Returns:
+        Like v, in q's dtype.
+    """
+    return torch_gated_delta_rule(q, k, v, torch.zeros_like(beta), beta, scale, use_qk_l2norm_in_kernel)
 
 
 def delta_rule(

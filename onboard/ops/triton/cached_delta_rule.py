@@ -15,7 +15,7 @@ from onboard.ops.delta_rule import fake_delta_rule
 from onboard.ops.library import register_op
 from onboard.ops.triton.delta_rule_kernels import delta_chunk_kernel, delta_solve_kernel, delta_step_kernel
 from onboard.ops.triton.launch import last_contiguous, power_of_two, processors, require_device, tile_width
-from onboard.ops.triton.state import output_rows, product_precision
+from onboard.ops.triton.state import chunk_options, output_rows
 
 CHUNK = 64
 MOST_STEPS = 4
@@ -42,6 +42,25 @@ def triton_cached_gated_delta_rule(
     """`torch_cached_gated_delta_rule` as kernels: one launch in decode, two otherwise."""
     spans = (cu_seqlens, kv_lens, state_slots)
     return cached_delta_rule(q, k, v, g, beta, spans, batch_info_host, delta_cache, scale, use_qk_l2norm_in_kernel)
+
+
+@register_op(fake_delta_rule, mutates=("delta_cache",))
+def triton_cached_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    cu_seqlens: Tensor,
+    kv_lens: Tensor,
+    state_slots: Tensor,
+    batch_info_host: Tensor,
+    delta_cache: Tensor,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+) -> Tensor:
+    """`torch_cached_delta_rule` as kernels: those of the gated one, without the gate."""
+    spans = (cu_seqlens, kv_lens, state_slots)
+    return cached_delta_rule(q, k, v, None, beta, spans, batch_info_host, delta_cache, scale, use_qk_l2norm_in_kernel)
 
 
 def cached_delta_rule(
@@ -75,16 +94,16 @@ def cached_delta_rule(
             BLOCK_K=tile_width(key), BLOCK_V=width, num_warps=4,
         )  # fmt: skip
         return out[None]
-    tiles = {"CHUNK": CHUNK, "BLOCK_K": tile_width(key), "PRECISION": product_precision(q.dtype)}
-    inverse = q.new_empty((len(v), heads, CHUNK), dtype=torch.float32)
+    tiles = {"BLOCK_K": tile_width(key), **chunk_options(CHUNK, q.dtype)}
+    inverse = q.new_empty((len(v), heads, tiles["CHUNK"]), dtype=torch.float32)
     solve = {name: size for name, size in sizes.items() if name != "VALUE"}
-    delta_solve_kernel[(triton.cdiv(longest_query, CHUNK), heads, sequences)](
-        inverse, k, g, beta, *spans, *k.stride()[:2], gate_stride, beta.stride(0), **solve, **tiles, num_warps=4
+    delta_solve_kernel[(triton.cdiv(longest_query, tiles["CHUNK"]), heads, sequences)](
+        inverse, k, g, beta, *spans, *k.stride()[:2], gate_stride, beta.stride(0), **solve, **tiles
     )
     width = min(32, tile_width(value))
     delta_chunk_kernel[(triton.cdiv(value, width), heads, sequences)](
         out, inverse, q, k, v, g, beta, *spans, cache, factor, *strides, **sizes, **tiles,
-        BLOCK_V=width, num_warps=4, num_stages=1,
+        BLOCK_V=width,
     )  # fmt: skip
     return out[None]
 

@@ -15,7 +15,7 @@ from onboard.ops.library import register_op
 from onboard.ops.ssm import fake_ssm
 from onboard.ops.triton.launch import last_contiguous, power_of_two, processors, require_device, tile_width
 from onboard.ops.triton.ssm_kernels import selective_scan_kernel, ssm_chunk_kernel, ssm_step_kernel
-from onboard.ops.triton.state import output_rows, product_precision
+from onboard.ops.triton.state import chunk_options, output_rows
 
 CHUNK = 64
 MOST_STEPS = 4
@@ -61,9 +61,8 @@ def triton_cached_ssm(
         return out[None]
     width = min(32, tile_width(size))
     ssm_chunk_kernel[(triton.cdiv(size, width), heads, sequences)](
-        *tensors, *strides, **sizes, BLOCK_P=width, CHUNK=CHUNK, PRECISION=product_precision(x.dtype),
-        num_warps=4, num_stages=1,
-    )  # fmt: skip
+        *tensors, *strides, **sizes, BLOCK_P=width, **chunk_options(CHUNK, x.dtype)
+    )
     return out[None]
 
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -43,9 +45,12 @@ def output_rows(shape: tuple[int, ...], dtype: torch.dtype, batch_info_host: Ten
     return new(shape, dtype=dtype, device=device)
 
 
-def product_precision(dtype: torch.dtype) -> str:
-    """Return how float32 operands of a recurrence are multiplied when its inputs have this dtype.
+def chunk_options(most: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the length of a recurrence's chunks, at most `most`, and how their float32 operands are multiplied.
 
-    States are float32 in any case; beside inputs of 16 bits the 10 bits of tf32 lose nothing that these had.
+    States are float32 in any case; beside inputs of 16 bits the 10 bits of tf32 lose nothing that these had. Inputs of
+    float32 take three such products each, and shorter chunks, since more of a chunk is in registers.
     """
-    return "ieee" if dtype == torch.float32 else "tf32"
+    if dtype == torch.float32:
+        return {"CHUNK": min(32, most), "PRECISION": "tf32x3", "num_warps": 8, "num_stages": 1}
+    return {"CHUNK": most, "PRECISION": "tf32", "num_warps": 8, "num_stages": 1}

@@ -91,6 +91,13 @@ def _mlstm() -> _Mixer:
     return _Mixer([(4, 5), (4, 5), (4, 3), (4,), (4,)], [], lambda *x: ops.torch_mlstm(*x, 1e-6))
 
 
+def _plain_delta_rule() -> _Mixer:
+    def call(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+        return ops.torch_delta_rule(q, k, v, beta.sigmoid(), None, True)
+
+    return _Mixer([(2, 5), (2, 5), (4, 3), (4,)], [], call)
+
+
 def _mla(rank: int = 5, **options: Any) -> _Mixer:
     def call(q_nope: Tensor, q_pe: Tensor, latent: Tensor, kpe: Tensor, weight: Tensor) -> Tensor:
         return ops.torch_mla(q_nope, q_pe, latent, kpe, weight, scale=0.3, **options)
@@ -132,6 +139,7 @@ MIXERS = {
     "insert_cached_wkv": (_wkv, {"wkv_cache_0": (3, 5)}),
     "insert_cached_mlstm": (_mlstm, {"mlstm_cache_0": (4, 6, 4)}),
     "insert_cached_kda": (_kda, {"kda_cache_0": (4, 5, 3)}),
+    "insert_cached_delta_rule": (_plain_delta_rule, {"delta_cache_0": (4, 5, 3)}),
     "insert_cached_mla_attention": (_mla, {"mla_cache_0": (1, 4, 9)}),
     "insert_cached_sparse_mla_attention": (_windowed_mla, {"mla_cache_0": (1, 4, 9)}),
     "insert_cached_relative_attention": (_relative, {"k_cache_0": (2, 4, 5), "v_cache_0": (2, 4, 3)}),

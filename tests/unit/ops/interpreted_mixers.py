@@ -5,21 +5,34 @@ On a GPU the same tests run as they are (`tests/gpu/test_mixer_kernels.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from naive import relative_error
-from ragged import PAGE, STEPS, Row, check, make_row, make_step, randn
+from ragged import (
+    DEVICE,
+    STEPS,
+    Row,
+    check,
+    conv,
+    delta_rule,
+    double,
+    make_row,
+    make_step,
+    mla,
+    randn,
+    selective_scan,
+    ssm,
+)
 
 import onboard.ops  # noqa: F401
 from onboard.errors import UsageError
 from onboard.ops.triton import cached_delta_rule, cached_mla, cached_ssm
 
 ops: Any = torch.ops.onboard
-PAGED = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host")
-STATE = ("cu_seqlens", "kv_lens", "state_slots", "batch_info_host")
-LOW = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
+LOW = {torch.bfloat16: 1.5e-2} if DEVICE == "cpu" else {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +40,6 @@ def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short sequences shall cross the borders of chunks, too."""
     for launcher in (cached_delta_rule, cached_ssm):
         monkeypatch.setattr(launcher, "CHUNK", 16)
-
-
-def mla(row: Row, heads: int, rank: int, rope: int, dtype: torch.dtype = torch.float32, **options: Any) -> list[Any]:
-    """Arguments of a cached latent attention."""
-    nope, value = 6, 7
-    tokens = [randn(1, row.tokens, *shape, dtype=dtype) for shape in [(heads, nope), (heads, rope), (rank,), (1, rope)]]
-    weight = (randn(heads * (nope + value), rank) * rank**-0.5).to(dtype)
-    cache = randn(row.pages, 1, PAGE, rank + rope, dtype=options.get("cache_dtype", dtype))
-    return [*tokens, weight, *row.metadata(*PAGED), cache, options.get("scale")]
 
 
 def check_mla(row: Row, arguments: list[Any], tolerance: float) -> None:
@@ -67,28 +71,13 @@ def test_mla_reads_lengths_on_the_device_only() -> None:
     row = make_row([(1, 3), (1, 90)])
     row.args["batch_info_host"][3] = 1
     arguments = mla(row, 4, 16, 4)
-    wide = [each.double() if each.is_floating_point() else each for each in arguments[:-1]]
+    wide = double(arguments)
     wide[9] = torch.tensor([2, 2, 1, 90], dtype=torch.int32)
     assert relative_error(ops.triton_cached_mla(*arguments), ops.torch_cached_mla(*wide)) < 1e-5
 
 
 def check_state(name: str, row: Row, arguments: list[Any], cache: int, tolerance: float = 1e-5) -> None:
     check(name, arguments, cache, row, tolerance, row.slots)
-
-
-def slots(row: Row, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """States of every slot that a test's sequences can have, and some more."""
-    return randn(len(STEPS["mixed"]) + 4, *shape, dtype=dtype)
-
-
-def conv(row: Row, channels: int, kernel: int, dilation: int, activation: str | None, **options: Any) -> list[Any]:
-    """Arguments of a cached causal convolution, whose input is a slice of a wider projection."""
-    dtype = options.get("dtype", torch.float32)
-    x = randn(1, row.tokens, channels + 5, dtype=dtype)[..., 3 : channels + 3]
-    weight = randn(channels, 1, kernel, dtype=dtype)
-    bias = randn(channels, dtype=dtype) if options.get("bias", True) else None
-    cache = slots(row, dilation * (kernel - 1), channels, dtype=dtype)
-    return [x, weight, bias, *row.metadata(*STATE), cache, dilation, channels, activation]
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -117,22 +106,11 @@ def test_causal_conv_refuses_what_it_does_not_know() -> None:
         ops.triton_cached_causal_conv1d(*arguments[:-2], 2, None)
 
 
-def delta_rule(
-    row: Row, key_heads: int, heads: int, key: int, value: int, normalise: bool, dtype: torch.dtype = torch.float32
-) -> list[Any]:
-    """Arguments of a cached gated delta rule; keys that are not normalised are short, or no one's states would last."""
-    shapes = [(key_heads, key), (key_heads, key), (heads, value), (heads,), (heads,)]
-    q, k, v, g, beta = (randn(1, row.tokens, *shape, dtype=dtype) for shape in shapes)
-    k = k if normalise else (k * key**-0.5).to(dtype)
-    cache = slots(row, heads, key, value)
-    return [q, k, v, -g.abs(), beta.sigmoid(), *row.metadata(*STATE), cache, None if normalise else 0.4, normalise]
+DELTA_SIZES = [(2, 4, 16, 8, True), (1, 3, 5, 20, False)]
 
 
+@pytest.mark.parametrize(("key_heads", "heads", "key", "value", "normalise"), DELTA_SIZES)
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize(
-    ("key_heads", "heads", "key", "value", "normalise"),
-    [(2, 4, 16, 8, True), (1, 3, 5, 20, False), (1, 16, 8, 3, True)],
-)
 def test_gated_delta_rule(step: str, key_heads: int, heads: int, key: int, value: int, normalise: bool) -> None:
     row = make_step(step)
     arguments = delta_rule(row, key_heads, heads, key, value, normalise)
@@ -146,26 +124,32 @@ def test_gated_delta_rule_in_low_precision(step: str, dtype: torch.dtype) -> Non
     check_state("cached_gated_delta_rule", row, delta_rule(row, 2, 4, 16, 8, True, dtype), 9, LOW[dtype])
 
 
-def test_a_chunk_of_equal_keys_is_solved() -> None:
+@pytest.mark.parametrize("step", ["prefill", "decode"])
+def test_delta_rule_without_decay(step: str) -> None:
+    row = make_step(step)
+    q, k, v, _, *rest = delta_rule(row, 1, 2, 5, 6, True)
+    check_state("cached_delta_rule", row, [q, k, v, *rest], 8)
+
+
+def test_sixteen_heads_share_one() -> None:
+    row = make_row([(1, 9)])
+    check_state("cached_gated_delta_rule", row, delta_rule(row, 1, 16, 8, 3, True), 9)
+    check_state("cached_ssm", row, ssm(row, 16, 1, 3, 4), 11)
+
+
+def test_a_chunk_of_equal_keys_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system's powers would overflow what float32 can hold apart, its inverse does not."""
+    monkeypatch.setattr(cached_delta_rule, "CHUNK", 64)
     row = make_row([(70, 70)])
     arguments = delta_rule(row, 1, 1, 8, 8, True)
+    arguments = [each.bfloat16() if index < 5 else each for index, each in enumerate(arguments)]
     arguments[1] = arguments[1][:, :1].expand_as(arguments[1]).contiguous()
     arguments[3], arguments[4] = torch.zeros_like(arguments[3]), torch.ones_like(arguments[4])
-    check_state("cached_gated_delta_rule", row, arguments, 9)
-
-
-def ssm(row: Row, heads: int, groups: int, size: int, state: int, dtype: torch.dtype = torch.float32) -> list[Any]:
-    """Arguments of a cached Mamba 2 scan."""
-    shapes = [(heads, size), (groups, state), (groups, state), (heads,)]
-    x, B, C, dt = (randn(1, row.tokens, *shape, dtype=dtype) for shape in shapes)
-    A, D, bias = -randn(heads).abs(), randn(heads, dtype=dtype), randn(heads, dtype=dtype)
-    limits = [0.1, 2.0] if groups > 1 else [0.0, float("inf")]
-    return [x, A, B, C, D, dt, bias, *row.metadata(*STATE), slots(row, heads, size, state), limits, 8]
+    check_state("cached_gated_delta_rule", row, arguments, 9, 1e-2)
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize(("heads", "groups", "size", "state"), [(4, 2, 8, 16), (3, 1, 5, 20), (16, 1, 3, 4)])
+@pytest.mark.parametrize(("heads", "groups", "size", "state"), [(4, 2, 8, 16), (3, 1, 5, 20)])
 def test_ssm(step: str, heads: int, groups: int, size: int, state: int) -> None:
     row = make_step(step)
     check_state("cached_ssm", row, ssm(row, heads, groups, size, state), 11)
@@ -176,16 +160,6 @@ def test_ssm(step: str, heads: int, groups: int, size: int, state: int) -> None:
 def test_ssm_in_low_precision(step: str, dtype: torch.dtype) -> None:
     row = make_step(step)
     check_state("cached_ssm", row, ssm(row, 4, 1, 8, 16, dtype), 11, LOW[dtype])
-
-
-def selective_scan(
-    row: Row, channels: int, state: int, optional: bool, dtype: torch.dtype = torch.float32
-) -> list[Any]:
-    """Arguments of a cached Mamba scan."""
-    x, dt, z = (randn(1, row.tokens, channels, dtype=dtype) for _ in range(3))
-    B, C = (randn(1, row.tokens, state, dtype=dtype) for _ in range(2))
-    extras = [randn(channels, dtype=dtype), z, randn(channels, dtype=dtype)] if optional else [None] * 3
-    return [x, dt, -randn(channels, state).abs(), B, C, *extras, *row.metadata(*STATE), slots(row, channels, state)]
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -200,3 +174,63 @@ def test_selective_scan(step: str, channels: int, state: int, optional: bool) ->
 def test_selective_scan_in_low_precision(step: str, dtype: torch.dtype) -> None:
     row = make_step(step)
     check_state("cached_selective_scan", row, selective_scan(row, 9, 16, True, dtype), 12, LOW[dtype])
+
+
+CAPTURED: dict[str, tuple[Callable[[Row], list[Any]], int]] = {
+    "cached_mla": (lambda row: mla(row, 16, 32, 8), 10),
+    "cached_causal_conv1d": (lambda row: conv(row, 20, 4, 1, "silu"), 7),
+    "cached_gated_delta_rule": (lambda row: delta_rule(row, 2, 4, 16, 8, True), 9),
+    "cached_ssm": (lambda row: ssm(row, 4, 2, 8, 16), 11),
+    "cached_selective_scan": (lambda row: selective_scan(row, 9, 16, True), 12),
+}
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_captured_decode_follows_the_lengths(name: str) -> None:
+    """Captured as sequences that begin, replayed as ones that go on, and with other slots."""
+    make, cache = CAPTURED[name]
+    row, later = make_row([(1, 1)] * 3, 2), make_row([(1, 7), (1, 30), (1, 1)], 2)
+    columns = later.args["block_table"].shape[1]
+    row.args["block_table"] = torch.zeros_like(later.args["block_table"])
+    arguments = make(row)
+    arguments[cache] = randn(max(row.pages, later.pages, 8), *arguments[cache].shape[1:])
+    op = getattr(ops, f"triton_{name}")
+    op(*arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = op(*arguments)
+    for field, value in later.args.items():
+        row.args[field].copy_(value)
+    assert row.args["block_table"].shape[1] == columns
+    wide = [
+        each.double() if isinstance(each, torch.Tensor) and each.is_floating_point() else each for each in arguments
+    ]
+    wide[cache] = arguments[cache].double()
+    expected = getattr(ops, f"torch_{name}")(*wide)
+    graph.replay()
+    assert relative_error(out[:, :3], expected[:, :3]) < 1e-5
+
+
+REAL_SIZES: dict[str, Callable[[Row, torch.dtype], list[Any]]] = {
+    "cached_mla": lambda row, dtype: mla(row, 128, 512, 64, dtype),
+    "cached_causal_conv1d": lambda row, dtype: conv(row, 8192, 4, 1, "silu", dtype=dtype),
+    "cached_gated_delta_rule": lambda row, dtype: delta_rule(row, 16, 32, 128, 128, True, dtype),
+    "cached_ssm": lambda row, dtype: ssm(row, 80, 1, 64, 128, dtype),
+    "cached_selective_scan": lambda row, dtype: selective_scan(row, 8192, 16, True, dtype),
+}
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lengths", [[(1, 500), (1, 1), (1, 33)], [(200, 200), (1, 90), (64, 300)]])
+@pytest.mark.parametrize("name", REAL_SIZES)
+def test_the_sizes_of_real_models(
+    name: str, lengths: list[tuple[int, int]], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for launcher in (cached_delta_rule, cached_ssm):
+        monkeypatch.setattr(launcher, "CHUNK", 64)
+    row = make_row(lengths)
+    used = row.args["block_table"].flatten().long() if name == "cached_mla" else row.slots
+    arguments = REAL_SIZES[name](row, dtype)
+    check(name, arguments, CAPTURED[name][1], row, 2e-5 if dtype == torch.float32 else 1.5e-2, used)

@@ -13,6 +13,9 @@ from onboard.ops.triton.launch import INTERPRETED
 
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 PAGE = 4
+SLOTS = 8
+PAGED = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host")
+STATE = ("cu_seqlens", "kv_lens", "state_slots", "batch_info_host")
 STEPS = {
     "prefill": [(5, 5), (1, 1), (18, 18)],
     "chunked prefill": [(6, 14), (17, 25)],
@@ -95,3 +98,57 @@ def check(name: str, arguments: list[Any], cache: int, row: Row, tolerance: floa
     left = torch.ones(len(before), dtype=torch.bool, device=before.device)
     left[used], left[0] = False, False
     assert torch.equal(arguments[cache][left], before[left])
+
+
+def mla(row: Row, heads: int, rank: int, rope: int, dtype: torch.dtype = torch.float32, **options: Any) -> list[Any]:
+    """Arguments of a cached latent attention."""
+    nope, value = 6, 7
+    tokens = [randn(1, row.tokens, *shape, dtype=dtype) for shape in [(heads, nope), (heads, rope), (rank,), (1, rope)]]
+    weight = (randn(heads * (nope + value), rank) * rank**-0.5).to(dtype)
+    cache = randn(row.pages, 1, PAGE, rank + rope, dtype=options.get("cache_dtype", dtype))
+    return [*tokens, weight, *row.metadata(*PAGED), cache, options.get("scale")]
+
+
+def slots(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """States of every slot that a test's sequences can have, and some more."""
+    return randn(SLOTS, *shape, dtype=dtype)
+
+
+def conv(row: Row, channels: int, kernel: int, dilation: int, activation: str | None, **options: Any) -> list[Any]:
+    """Arguments of a cached causal convolution, whose input is a slice of a wider projection."""
+    dtype = options.get("dtype", torch.float32)
+    x = randn(1, row.tokens, channels + 5, dtype=dtype)[..., 3 : channels + 3]
+    weight = randn(channels, 1, kernel, dtype=dtype)
+    bias = randn(channels, dtype=dtype) if options.get("bias", True) else None
+    cache = slots(dilation * (kernel - 1), channels, dtype=dtype)
+    return [x, weight, bias, *row.metadata(*STATE), cache, dilation, channels, activation]
+
+
+def delta_rule(
+    row: Row, key_heads: int, heads: int, key: int, value: int, normalise: bool, dtype: torch.dtype = torch.float32
+) -> list[Any]:
+    """Arguments of a cached gated delta rule; keys that are not normalised are short, or no one's states would last."""
+    shapes = [(key_heads, key), (key_heads, key), (heads, value), (heads,), (heads,)]
+    q, k, v, g, beta = (randn(1, row.tokens, *shape, dtype=dtype) for shape in shapes)
+    k = k if normalise else (k * key**-0.5).to(dtype)
+    cache = slots(heads, key, value)
+    return [q, k, v, -g.abs(), beta.sigmoid(), *row.metadata(*STATE), cache, None if normalise else 0.4, normalise]
+
+
+def ssm(row: Row, heads: int, groups: int, size: int, state: int, dtype: torch.dtype = torch.float32) -> list[Any]:
+    """Arguments of a cached Mamba 2 scan."""
+    shapes = [(heads, size), (groups, state), (groups, state), (heads,)]
+    x, B, C, dt = (randn(1, row.tokens, *shape, dtype=dtype) for shape in shapes)
+    A, D, bias = -randn(heads).abs(), randn(heads, dtype=dtype), randn(heads, dtype=dtype)
+    limits = [0.1, 2.0] if groups > 1 else [0.0, float("inf")]
+    return [x, A, B, C, D, dt, bias, *row.metadata(*STATE), slots(heads, size, state), limits, 8]
+
+
+def selective_scan(
+    row: Row, channels: int, state: int, optional: bool, dtype: torch.dtype = torch.float32
+) -> list[Any]:
+    """Arguments of a cached Mamba scan."""
+    x, dt, z = (randn(1, row.tokens, channels, dtype=dtype) for _ in range(3))
+    B, C = (randn(1, row.tokens, state, dtype=dtype) for _ in range(2))
+    extras = [randn(channels, dtype=dtype), z, randn(channels, dtype=dtype)] if optional else [None] * 3
+    return [x, dt, -randn(channels, state).abs(), B, C, *extras, *row.metadata(*STATE), slots(channels, state)]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from onboard.graph.sequence import SequenceInfo
 from onboard.ops.cached_causal_conv import torch_cached_causal_conv1d
-from onboard.ops.cached_delta_rule import torch_cached_gated_delta_rule
+from onboard.ops.cached_delta_rule import torch_cached_delta_rule, torch_cached_gated_delta_rule
 from onboard.ops.cached_indexer import torch_cached_lightning_indexer
 from onboard.ops.cached_mla import torch_cached_mla
 from onboard.ops.cached_sparse import torch_cached_sparse_mla
@@ -108,6 +108,15 @@ def _kda() -> Mechanism:
             q, k, v, -g.abs(), b.sigmoid(), *_state(info), cache, 0.4, True
         ),
         [(4, 5), (4, 5), (4, 3), (4, 5), (4,)],
+        (4, 5, 3),
+    )
+
+
+def _plain_delta_rule() -> Mechanism:
+    return Mechanism(
+        lambda q, k, v, b: ops.torch_delta_rule(q, k, v, b.sigmoid(), 0.4, True),
+        lambda q, k, v, b, info, cache: torch_cached_delta_rule(q, k, v, b.sigmoid(), *_state(info), cache, 0.4, True),
+        [(2, 5), (2, 5), (4, 3), (4,)],
         (4, 5, 3),
     )
 
@@ -230,6 +239,7 @@ MECHANISMS = {
     "token shift": _shift,
     "wkv": _wkv,
     "mlstm": _mlstm,
+    "delta rule": _plain_delta_rule,
     "mla": lambda: _mla(None),
     "scaled mla": lambda: _mla(0.3),
     "windowed mla": lambda: _windowed_mla(3),

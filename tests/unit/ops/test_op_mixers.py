@@ -168,6 +168,19 @@ def test_gated_delta_rule_is_its_recurrence_and_that_of_qwen3_next(length: int, 
     assert relative_error(doubled, 2 * expected) < 3e-6
 
 
+def test_delta_rule_is_its_recurrence() -> None:
+    q, k, v, beta = torch.randn(1, 70, 1, 6), torch.randn(1, 70, 1, 6), torch.randn(1, 70, 2, 5), torch.rand(1, 70, 2)
+    keys = F.normalize(k.double(), dim=-1)
+    state, expected = torch.zeros(2, 6, 5, dtype=torch.float64), []
+    for t in range(70):
+        key = keys[0, t, 0]
+        missed = v[0, t].double() - torch.einsum("k,hkv->hv", key, state)
+        state = state + torch.einsum("k,hv->hkv", key, beta[0, t].double()[:, None] * missed)
+        expected.append(torch.einsum("k,hkv->hv", q[0, t, 0].double() * 0.3, state))
+    actual = ops.torch_delta_rule(q, keys.float(), v, beta, 0.3)
+    assert relative_error(actual, torch.stack(expected)[None]) < 3e-6
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gated_rmsnorm_is_that_of_mamba2_and_qwen3_next(dtype: torch.dtype) -> None:
     x, gate = (torch.randn(2, 5, 12).to(dtype) for _ in range(2))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import ragged
 import torch
 from naive import make_batch
 from triton.backends.compiler import GPUTarget
@@ -96,3 +97,34 @@ def test_attention_kernels(kernels: list[Any], variant: str) -> None:
     for batch in (decode, prefill):
         ops.triton_cached_attention(*batch.arguments(), **options)
     assert_compiled(kernels, {"attention_kernel", "combine_kernel", "write_cache_kernel"})
+
+
+STATE_KERNELS = {
+    "decode": {"_conv_kernel", "delta_step_kernel", "ssm_step_kernel", "selective_scan_kernel", "mla_kernel"},
+    "prefill": {
+        "_conv_kernel",
+        "delta_solve_kernel",
+        "delta_chunk_kernel",
+        "ssm_chunk_kernel",
+        "selective_scan_kernel",
+        "mla_kernel",
+        "write_cache_kernel",
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("step", "lengths"), [("decode", [(1, 300)] * 132), ("prefill", [(80, 80)])])
+def test_kernels_of_mixers(
+    kernels: list[Any], step: str, lengths: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the sizes of real heads; few of them, since memory is really there."""
+    monkeypatch.setattr(ragged, "PAGE", 32)
+    monkeypatch.setattr(ragged, "SLOTS", len(lengths) + 3)
+    row, dtype = ragged.make_row(lengths), torch.bfloat16
+    ops.triton_cached_causal_conv1d(*ragged.conv(row, 256, 4, 1, "silu", dtype=dtype))
+    ops.triton_cached_gated_delta_rule(*ragged.delta_rule(row, 1, 1, 128, 128, True, dtype))
+    ops.triton_cached_ssm(*ragged.ssm(row, 1, 1, 64, 128, dtype))
+    ops.triton_cached_selective_scan(*ragged.selective_scan(row, 64, 16, True, dtype))
+    ops.triton_cached_mla(*ragged.mla(row, 16, 512, 64, dtype))
+    assert_compiled(kernels, STATE_KERNELS[step])
