@@ -85,6 +85,7 @@ _UNCACHED = (
     "torch_mla",
     "torch_sparse_mla",
     "torch_relative_attention",
+    "torch_dynamic_mask_attention",
     "torch_lightning_indexer",
     "torch_ssm",
     "torch_selective_scan",
