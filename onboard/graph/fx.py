@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -81,15 +81,15 @@ def attr_tensor(gm: fx.GraphModule, node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def ancestors(roots: Iterable[fx.Node]) -> set[fx.Node]:
-    """Return `roots` and every node that they are computed from."""
+def ancestors(roots: Iterable[fx.Node], given: Container[fx.Node] = ()) -> set[fx.Node]:
+    """Return `roots` and every node that they are computed from when those in `given` are not computed."""
     seen: set[fx.Node] = set()
     pending = list(roots)
     while pending:
         node = pending.pop()
         if node not in seen:
             seen.add(node)
-            pending.extend(node.all_input_nodes)
+            pending.extend([] if node in given else node.all_input_nodes)
     return seen
 
 

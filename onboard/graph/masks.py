@@ -6,7 +6,9 @@ the mask is computed from are run on small inputs, and the result is compared wi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,7 +16,8 @@ from torch import fx
 
 from onboard.graph.fx import ancestors, attr_tensor
 
-_BATCH = 2
+PROBED = 2
+"""Texts in a batch whose masks are computed."""
 _LENGTHS = (24, 37)
 _SMALL_WINDOW = 5
 _LONGEST_TABLE = 16384
@@ -79,7 +82,7 @@ def _form(mask: torch.Tensor | None, length: int) -> MaskForm | None:
     allowed = _allowed(mask, length)
     if allowed is None:
         return None
-    allowed = allowed.expand(_BATCH, allowed.shape[1], length, length)
+    allowed = allowed.expand(PROBED, allowed.shape[1], length, length)
     if bool(allowed.all()):
         return MaskForm(False)
     window, chunk = int(allowed[0, 0, -1].sum()), max(1, int(allowed[0, 0, :, 0].sum()))
@@ -106,7 +109,7 @@ def _allowed(mask: torch.Tensor | None, length: int) -> torch.Tensor | None:
     """Return a mask as bool, None when it is no mask: a bias, or of another shape."""
     if mask is not None and mask.dim() == 2:
         mask = mask[None, None]
-    if mask is None or mask.dim() != 4 or mask.shape[0] not in (1, _BATCH) or mask.shape[-1] != length:
+    if mask is None or mask.dim() != 4 or mask.shape[0] not in (1, PROBED) or mask.shape[-1] != length:
         return None
     if mask.dtype == torch.bool:
         return mask.cpu()
@@ -122,15 +125,21 @@ def _literals(mask: fx.Node) -> set[int]:
     return found
 
 
-def evaluate(gm: fx.GraphModule, mask: fx.Node, length: int, swaps: dict[int, int]) -> torch.Tensor | None:
+def evaluate(
+    gm: fx.GraphModule,
+    mask: fx.Node,
+    length: int,
+    swaps: dict[int, int],
+    given: Mapping[fx.Node, torch.Tensor] = MappingProxyType({}),
+) -> torch.Tensor | None:
     """Compute a mask, or what else positions decide, for sequences of `length`; `swaps` replaces integer literals.
 
     None when that takes more than positions and constants: token ids, or parameters that have no values yet.
     """
-    needed = ancestors([mask])
-    values: dict[fx.Node, Any] = {}
+    needed = ancestors([mask], given)
+    values: dict[fx.Node, Any] = dict(given)
     for node in gm.graph.nodes:
-        if node not in needed:
+        if node not in needed or node in given:
             continue
         value = _leaf(gm, node, length) if node.op != "call_function" else _call(node, values, swaps)
         if value is None:
@@ -144,9 +153,9 @@ def _leaf(gm: fx.GraphModule, node: fx.Node, length: int) -> torch.Tensor | None
     if node.op == "placeholder":
         device = node.meta["val"].device
         if node.target == "position_ids":
-            return torch.arange(length, device=device).expand(_BATCH, length).contiguous()
+            return torch.arange(length, device=device).expand(PROBED, length).contiguous()
         # Token ids may give their shape; a mask that depends on their values (padding) then shows as no known form.
-        return torch.arange(_BATCH * length, device=device).view(_BATCH, length) if node.target == "input_ids" else None
+        return torch.arange(PROBED * length, device=device).view(PROBED, length) if node.target == "input_ids" else None
     tensor = attr_tensor(gm, node)
     return None if tensor is None or tensor.is_meta else tensor
 

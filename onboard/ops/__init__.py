@@ -8,6 +8,7 @@
 | `torch_linear_simple`, `torch_swiglu_mlp` | `linear.py` |
 | `torch_mla` | `mla.py` |
 | `torch_sparse_mla` | `sparse.py` |
+| `torch_dynamic_mask_attention`, `torch_cached_dynamic_mask_attention` | `dynamic_mask.py` |
 | `torch_relative_attention`, `torch_cached_relative_attention` | `relative_attention.py` |
 | `torch_lightning_indexer` | `indexer.py` |
 | `torch_causal_conv1d` | `causal_conv.py` |

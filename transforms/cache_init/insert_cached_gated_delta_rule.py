@@ -30,10 +30,6 @@ class GatedDeltaRuleDescriptor(StateDescriptor):
         """Kernels know three dtypes."""
         return kernel_obstacle(tensor_argument(node, 0).meta["val"].dtype)
 
-    def kernel_obstacle(self, node: fx.Node) -> str:
-        """Kernels know three dtypes."""
-        return kernel_obstacle(tensor_argument(node, 0).meta["val"].dtype)
-
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return one cache of states, in the recurrence's own dtype."""
         key, value = (tensor_argument(node, index).meta["val"] for index in (1, 2))

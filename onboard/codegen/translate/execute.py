@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onboard.codegen.translate import lists
+from onboard.codegen.translate import lists, selection
 from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.comprehensions import bind_target, iteration
 from onboard.codegen.translate.decisions import decided_here
@@ -117,6 +117,9 @@ def _if(node: ast.If, frame: Frame) -> str | None:
     if decided is not None:
         ending = execute(node.body if decided else node.orelse, frame)
         return None if ending == GOES_ON else ending
+    if not is_static(test) and (body := selection.always(node)) is not None:
+        execute(body, frame)
+        return None
     return _branch(node, test, frame)
 
 

@@ -23,6 +23,7 @@ from onboard.ops.cached_indexer import torch_cached_lightning_indexer
 from onboard.ops.cached_mla import torch_cached_mla
 from onboard.ops.cached_sparse import torch_cached_sparse_mla
 from onboard.ops.cached_ssm import torch_cached_selective_scan, torch_cached_ssm
+from onboard.ops.dynamic_mask import torch_cached_dynamic_mask_attention
 from onboard.ops.kda import torch_cached_kda
 from onboard.ops.lightning import torch_cached_lightning_attention
 from onboard.ops.linear_recurrence import torch_cached_linear_recurrence
@@ -226,6 +227,19 @@ def _relative(window: int | None) -> Mechanism:
     )
 
 
+def _dynamic_mask(keep: int) -> Mechanism:
+    """A page holds keys, values and biases side by side."""
+    return Mechanism(
+        lambda q, k, v, bias: ops.torch_dynamic_mask_attention(q, k, v, bias, keep, 0.4),
+        lambda q, k, v, bias, info, cache: torch_cached_dynamic_mask_attention(
+            q, k, v, bias, *_pages(info), cache[..., :5], cache[..., 5:8], cache[..., 8:], keep, 0.4
+        ),
+        [(4, 5), (2, 5), (2, 3), (2,)],
+        (2, PAGE, 9),
+        paged=True,
+    )
+
+
 MECHANISMS = {
     "conv": lambda: _conv(groups=6, dilation=1),
     "grouped, dilated conv": lambda: _conv(groups=2, dilation=2),
@@ -245,6 +259,7 @@ MECHANISMS = {
     "windowed mla": lambda: _windowed_mla(3),
     "relative attention": lambda: _relative(None),
     "relative attention in a window": lambda: _relative(4),
+    "dynamic mask": lambda: _dynamic_mask(3),
     "indexed mla": lambda: _indexed_mla(3),
     "indexed mla with a window": lambda: _indexed_mla(4, window=5),
     "indexed mla with room for all": lambda: _indexed_mla(20),

@@ -1,0 +1,47 @@
+"""Swap every attention to the keys of the largest bias for one over paged keys, values and biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from onboard.graph.cache import CacheResource, KVPagedResource
+from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
+from onboard.graph.fx import arguments
+from onboard.graph.insert_cached import InsertCached
+from onboard.graph.sequence import METADATA_NAMES
+from onboard.graph.transform import register_transform
+
+
+class DynamicMaskAttentionDescriptor(CachedOpDescriptor):
+    """Attention to the keys that have the largest bias of their own."""
+
+    source = torch.ops.onboard.torch_dynamic_mask_attention
+    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_dynamic_mask_attention"}
+    num_tensors = 4
+    metadata = METADATA_NAMES
+
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+        """Return caches for keys and values, and one for the biases in their own dtype: small differences decide."""
+        key, value, bias = (tensor_argument(node, index).meta["val"] for index in (1, 2, 3))
+        heads = int(key.shape[2])
+        return {
+            "k_cache": KVPagedResource(heads, int(key.shape[3]), dtype or key.dtype, page_size),
+            "v_cache": KVPagedResource(heads, int(value.shape[3]), dtype or value.dtype, page_size),
+            "bias_cache": KVPagedResource(heads, 1, bias.dtype, page_size),
+        }
+
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return keep and scale."""
+        found = arguments(node)
+        return found["keep"], found["scale"]
+
+
+@register_transform("insert_cached_dynamic_mask_attention")
+class InsertCachedDynamicMaskAttention(InsertCached):
+    """Keys, values and biases of each token in pages of the cache."""
+
+    descriptor = DynamicMaskAttentionDescriptor()
