@@ -109,6 +109,8 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     translator = Translator(model, recognised, ropes, scans, latents, dims, spec.eager, alibi=alibi)
     tables = {b.class_name: b.parameters.get("table_dims") for b in spec.blocks if b.kind == "rope"}
     translator.rope_tables |= {name: int(dims) for name, dims in tables.items() if dims is not None}
+    for block in (b for b in spec.blocks if b.kind == "loop"):
+        translator.loops.setdefault(block.class_name, []).append(block.parameters)
     translator.mask_makers |= {b.class_name for b in spec.blocks if b.kind == "mask"}
     return translator, model
 
@@ -121,6 +123,8 @@ def _check_identifiers(spec: ModelSpec) -> None:
         names += experts.identifiers(item.parameters) if item.kind == experts.KIND else []
         names += [str(item.parameters.get(key, key)) for key in ("expand", "kv_b_proj")]
         names += _attributes(item.parameters)
+        names += [str(key).removeprefix("self.") for key in item.parameters.get("arguments", [])]
+        names += [str(item.parameters.get(key, key)) for key in ("method", "result")]
     for name in names:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name.replace("-", "_")):
             raise OnboardError(f"the spec has {name!r} where an identifier belongs")

@@ -18,6 +18,7 @@ from onboard.codegen.translate import (
     causal,
     composite,
     latent,
+    loops,
     objects,
     recurrent,
     scores,
@@ -216,6 +217,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         translator = frame.translator
         dims = translator.rope_dims.get(obj.__name__), translator.rope_tables.get(obj.__name__)
         return canonical.rope(obj, op, args, *dims)
+    if (whole := loops.joined(obj, args)) is not None:
+        return whole
     if (form := recurrent.form_of(obj, frame)) is not None:
         return recurrent.scan(obj, form, args)
     if latent.names_of(frame) and (parts := latent.rearranged(obj, expr, args)) is not None:

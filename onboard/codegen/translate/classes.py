@@ -21,6 +21,7 @@ from onboard.analysis.tiny import counts_positions
 from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects, supers, unrun
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.calls import call_value
+from onboard.codegen.translate.convolutions import convolved
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
     all_bound,
@@ -47,7 +48,6 @@ from onboard.codegen.translate.results import (
 from onboard.codegen.translate.state import ClassState, Restart, Routine
 from onboard.codegen.translate.supers import execute_inside, looked_up
 from onboard.codegen.translate.values import (
-    CHANNELS,
     NONE,
     Code,
     Config,
@@ -105,6 +105,8 @@ class Translator:
         self.rope_dims = rope_dims or {}
         self.rope_tables: dict[str, int] = {}
         """Helpers that apply RoPE and take its tables whole -> the tables' dimensions."""
+        self.loops: dict[str, list[dict[str, Any]]] = {}
+        """Class name -> the loops in its methods that are canonical ops."""
         self.mask_makers: set[str] = set()
         """Functions and methods that make the causal mask."""
         self.alibi = alibi
@@ -276,7 +278,7 @@ class Translator:
         called = plain_call(module.expr, args)
         if all(issubclass(cls, nn.Embedding) for cls in module.classes):
             return looked_up(called, args)
-        return replace(called, form=CHANNELS) if set(module.classes) == {nn.Conv1d} else called
+        return convolved(module, called, args) if set(module.classes) == {nn.Conv1d} else called
 
     def _keeps_order(self, module: Instance, args: Args) -> bool:
         """Whether a module works on the last dimension alone and its only argument is transposed."""
