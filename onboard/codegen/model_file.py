@@ -23,6 +23,7 @@ from onboard.codegen.translate import experts
 from onboard.codegen.translate.blocks import NORMS, Recognised
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.emit import ClassText, MethodText, config_of, emit, rope_default
+from onboard.codegen.translate.rescaled import LINEAR
 from onboard.codegen.translate.state import ClassState
 from onboard.codegen.translate.ties import FUNCTION
 from onboard.codegen.translate.values import Config, Untranslatable
@@ -209,7 +210,7 @@ def _imports(names: set[str], translator: Translator, spec: ModelSpec, blocks: l
     own = {state.cls.__name__ for state in translator.states.values()} | translator.functions.keys()
     own |= translator.own_norms
     lines = {"import torch", "from torch import nn", "import onboard.ops  # noqa: F401  (registers the canonical ops)"}
-    own_names = [name for name in ("AlibiSlopes", FUNCTION) if any(name in block for block in blocks)]
+    own_names = [name for name in ("AlibiSlopes", LINEAR, FUNCTION) if any(name in block for block in blocks)]
     modeling = sorted(["CausalLMOutput", "register_causal_lm", *own_names])
     lines.add(f"from onboard.modeling import {', '.join(modeling)}")
     if spec.repository:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
-from onboard.codegen.translate import causal, objects
+from onboard.codegen.translate import causal, objects, rescaled
 from onboard.codegen.translate.evaluate import bind_result, code, evaluate, settle
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
@@ -202,6 +202,7 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
         if same(value, NONE) and frame.cls is not None and same(frame.cls.attributes.get(attr, Self()), NONE):
             return  # what one call would keep for the next
         raise Grows(f"forward assigns self.{attr}")
+    value = rescaled.divided(attr, value, frame)
     path = attribute(name("self"), attr)
     assert isinstance(path, ast.Attribute)
     target = ast.Attribute(path.value, attr, ast.Store())

@@ -203,6 +203,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return keys
     if obj is is_torchdynamo_compiling:
         return Known(True)  # generated code is made for export
+    if objects.asks_for_package(obj):
+        return Known(False)  # kernels of other packages: generated code has its own
     if (handler := BUILTINS.get(obj) if isinstance(obj, type) or callable(obj) else None) is not None:
         return handler(expr, args, frame)
     if getattr(obj, "__module__", None) == "transformers.initialization":

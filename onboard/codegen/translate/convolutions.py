@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.canonical import op
 from onboard.codegen.translate.recurrent import argument
-from onboard.codegen.translate.values import CHANNELS, Code, Instance, Value, attribute, constant
+from onboard.codegen.translate.values import CHANNELS, Code, Instance, Value, attribute, constant, residual
 
 if TYPE_CHECKING:
-    from onboard.codegen.translate.args import Args
     from onboard.codegen.translate.frame import Frame
 
 
@@ -29,6 +29,14 @@ def convolved(module: Instance, called: Code, args: Args) -> Code:
     """Return the result of calling an `nn.Conv1d`."""
     source = args.positional[0] if len(args.positional) == 1 else None
     return Convolved(called.expr, form=CHANNELS, module=module.expr, source=source)
+
+
+def padded(module: Instance, args: Args, frame: Frame) -> Code:
+    """Return the result of calling an `nn.ZeroPad2d`: what shifts tokens by one is the canonical op."""
+    made = _modules(module.expr, frame)
+    if made and all(getattr(item, "padding", None) == (0, 0, 1, -1) for item in made):
+        return Code(ast.Call(op("torch_token_shift"), [residual(args.positional[0])], []))
+    return plain_call(module.expr, args)
 
 
 def cut(owner: Convolved, index: ast.expr, frame: Frame) -> Code | None:
