@@ -55,6 +55,18 @@ def register_causal_lm(
         _FIRST_POSITIONS[model_class] = first_position
 
 
+class DividedLinear(nn.Linear):
+    """A linear layer, [..., in_features] to [..., out_features], whose output is divided by a constant."""
+
+    def __init__(self, divisor: float, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.divisor = divisor
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output divided by `divisor`."""
+        return super().forward(input) / self.divisor
+
+
 def tie_weights(module: nn.Module, source: nn.Module) -> None:
     """Have `module` use the parameters of `source`, a module of the same structure, as its own."""
     for name, parameter in source.named_parameters():

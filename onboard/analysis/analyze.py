@@ -13,7 +13,7 @@ import transformers
 from torch import nn
 from transformers import PretrainedConfig
 
-from onboard.analysis import mixers, probe, repository
+from onboard.analysis import loops, mixers, probe, repository
 from onboard.analysis.biases import position_bias
 from onboard.analysis.composite import is_under, unused_parts
 from onboard.analysis.experts import probe_experts
@@ -106,6 +106,7 @@ def _spec(
     eager = unused_parts(tiny, recordings[0].modules.keys())
     sources = sources_of(tiny, eager)
     blocks = [*_module_blocks(tiny, recordings[0], eager), *_rope_blocks(recordings), *_scan_blocks(recordings[0])]
+    blocks += loops.loop_blocks(recordings, source.path.name)
     if not recordings[0].attention:
         blocks += _mask_blocks(tiny)
     whole = _without_memory(full)
@@ -294,6 +295,8 @@ def _rotary(model: nn.Module, module: nn.Module, recording: Recording, output: A
     config: Any = text_config(model.config)
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, dict) or not hasattr(type(module), "compute_default_rope_parameters"):
+        return probe.Finding("other")
+    if not hasattr(config, "max_position_embeddings"):  # how long a table would have to be
         return probe.Finding("other")
     per_layer_type = "rope_type" not in parameters
     ropes = {finding.parameters["op"] for call in recording.functions if (finding := probe.probe_rope(call))}

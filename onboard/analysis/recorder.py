@@ -17,6 +17,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
+from onboard.analysis.watch import LoopCall, loops_watched
 from onboard.ops.sparse import chosen_keys
 
 NAME = "onboard_recorder"
@@ -75,6 +76,7 @@ class Recording:
     attention: list[AttentionCall] = field(default_factory=list)
     functions: list[FunctionCall] = field(default_factory=list)
     helpers: list[HelperCall] = field(default_factory=list)
+    loops: list[LoopCall] = field(default_factory=list)
     modules: dict[str, list[ModuleCall]] = field(default_factory=dict)
 
 
@@ -86,6 +88,7 @@ def record(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Recording:
         for name in modeling_modules(model):
             stack.enter_context(_functions_recorded(sys.modules[name], recording))
         stack.enter_context(modules_recorded(model, recording.modules))
+        stack.enter_context(loops_watched(model, recording.loops))
         stack.enter_context(torch.no_grad())
         recording.logits = model(**inputs, use_cache=False).logits
     return recording

@@ -79,7 +79,7 @@ def randomize(model: nn.Module, seed: int, center: float = _NORM) -> None:
     remember for long. Norms of another size would let rounding errors grow from layer to layer. Tables that the model
     works out for itself (decays by distance) stay: with other numbers it would not be the model that it is.
     """
-    tables = {name for name, buffer in model.named_buffers() if _is_table(buffer)}
+    tables = {name for name, buffer in model.named_buffers() if is_table(buffer)}
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
@@ -89,7 +89,7 @@ def randomize(model: nn.Module, seed: int, center: float = _NORM) -> None:
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale + shift)
 
 
-def _is_table(buffer: torch.Tensor) -> bool:
+def is_table(buffer: torch.Tensor) -> bool:
     """Whether a buffer was computed: what checkpoints fill starts as one number everywhere."""
     return buffer.numel() > 1 and bool((buffer != buffer.flatten()[0]).any())
 
@@ -134,6 +134,17 @@ def counts_positions(model: nn.Module) -> bool:
     with torch.no_grad():
         one, other = (model(**item, attention_mask=mask, use_cache=False).logits for item in (inputs, stretched))
     return bool(torch.equal(one, other))
+
+
+def first_token_is_plain(model: nn.Module) -> bool:
+    """Whether a transformers model gives a text of one token the logits that the first token of a longer one has."""
+    same = []
+    for inputs in prompts(model):
+        first = {key: tensor[:, :1] for key, tensor in inputs.items()}
+        with torch.no_grad():
+            one, other = (model(**item, use_cache=False).logits[:, :1] for item in (first, inputs))
+        same.append(torch.allclose(one, other, rtol=1e-5, atol=1e-5))
+    return all(same)
 
 
 def _counted(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from onboard.analysis.few_experts import DENSE_LAYERS
+from onboard.analysis.tiny_mixers import attends_in_blocks
 
 _COUNTS = ("num_hidden_layers", "num_layers")
 _LAST_LAYERS = ("num_kv_shared_layers",)
@@ -81,13 +82,14 @@ def kinds(layers: Layers) -> list[str]:
 def first_of_each_kind(layers: Layers, values: Mapping[str, Any]) -> list[int]:
     """Return the layers to keep: the first of each kind, at least two.
 
-    Blocks of hybrid layers may be shared by all such layers, in turn where there are several: one more is kept.
+    Blocks of hybrid layers may be shared by all such layers, in turn where there are several: one more is kept. Where
+    linear attention forgets less the deeper it lies, the last layer forgets nothing: two of each kind are kept.
     """
     seen: dict[str, list[int]] = {}
     for index, kind in enumerate(kinds(layers)):
         seen.setdefault(kind, []).append(index)
-    shared = 1 + values.get("num_mem_blocks", 1)
-    kept = sorted(i for kind, of_kind in seen.items() for i in of_kind[: shared if "'hybrid'" in kind else 1])
+    shared, others = 1 + values.get("num_mem_blocks", 1), 2 if attends_in_blocks(values) else 1
+    kept = sorted(i for kind, of_kind in seen.items() for i in of_kind[: shared if "'hybrid'" in kind else others])
     return kept if len(kept) > 1 else prefix(layers)
 
 

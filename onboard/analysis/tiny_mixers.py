@@ -34,8 +34,15 @@ def shrink_mixers(values: dict[str, Any], full: Mapping[str, Any]) -> None:
         values.update(linear_num_value_heads=4, linear_num_key_heads=2 if grouped else 4)
     values.update({key: size for key, size in _INDEXER.items() if values.get(key) is not None})
     values.update({key: size for key, size in _DELTA.items() if values.get(key) is not None})
+    if attends_in_blocks(full):
+        values["block_size"] = _CHUNK
     if values.get("lru_width") is not None:
         values["lru_width"] = values["hidden_size"]
+
+
+def attends_in_blocks(values: Mapping[str, Any]) -> bool:
+    """Whether linear attention goes block by block: its heads forget at constant rates, less the deeper the layer."""
+    return values.get("block_size") is not None and "linear_attention" in (values.get("layer_types") or ())
 
 
 def _shrink_latent(values: dict[str, Any], full: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ from onboard.codegen.translate import experts
 from onboard.codegen.translate.blocks import NORMS, Recognised
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.emit import ClassText, MethodText, config_of, emit, rope_default
+from onboard.codegen.translate.rescaled import LINEAR
 from onboard.codegen.translate.state import ClassState
 from onboard.codegen.translate.ties import FUNCTION
 from onboard.codegen.translate.values import Config, Untranslatable
@@ -110,6 +111,8 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     translator = Translator(model, recognised, ropes, scans, latents, dims, spec.eager, alibi=alibi)
     tables = {b.class_name: b.parameters.get("table_dims") for b in spec.blocks if b.kind == "rope"}
     translator.rope_tables |= {name: int(dims) for name, dims in tables.items() if dims is not None}
+    for block in (b for b in spec.blocks if b.kind == "loop"):
+        translator.loops.setdefault(block.class_name, []).append(block.parameters)
     translator.mask_makers |= {b.class_name for b in spec.blocks if b.kind == "mask"}
     return translator, model
 
@@ -122,6 +125,8 @@ def _check_identifiers(spec: ModelSpec) -> None:
         names += experts.identifiers(item.parameters) if item.kind == experts.KIND else []
         names += [str(item.parameters.get(key, key)) for key in ("expand", "kv_b_proj")]
         names += _attributes(item.parameters)
+        names += [str(key).removeprefix("self.") for key in item.parameters.get("arguments", [])]
+        names += [str(item.parameters.get(key, key)) for key in ("method", "result")]
     for name in names:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name.replace("-", "_")):
             raise OnboardError(f"the spec has {name!r} where an identifier belongs")
@@ -206,7 +211,7 @@ def _imports(names: set[str], translator: Translator, spec: ModelSpec, blocks: l
     own = {state.cls.__name__ for state in translator.states.values()} | translator.functions.keys()
     own |= translator.own_norms
     lines = {"import torch", "from torch import nn", "import onboard.ops  # noqa: F401  (registers the canonical ops)"}
-    own_names = [name for name in ("AlibiSlopes", FUNCTION) if any(name in block for block in blocks)]
+    own_names = [name for name in ("AlibiSlopes", LINEAR, FUNCTION) if any(name in block for block in blocks)]
     modeling = sorted(["CausalLMOutput", "register_causal_lm", *own_names])
     lines.add(f"from onboard.modeling import {', '.join(modeling)}")
     if spec.repository:

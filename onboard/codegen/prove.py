@@ -7,6 +7,7 @@ output is replaced by the counterpart's before it goes on; so the first block th
 from __future__ import annotations
 
 import ast
+import copy
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -55,15 +56,16 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
             both values; or `torch.export` fails with dynamic batch and sequence.
     """
     reference = build_tiny(load_config(spec.config))
+    fresh = copy.deepcopy(reference)  # a forward may change a model for good
     _stands_alone(source_text, spec)
     with _registered(source_text, spec) as model_class:
         model = _same_weights(model_class, reference, spec.eager, _config(spec, reference))
         proofs: dict[str, BlockProof] = {}
         try:
-            for _ in _states(reference, model, spec.eager):
-                for inputs in prompts(reference):
-                    _compare_blocks(reference, model, inputs, proofs)
-                    _compare_logits(reference, model, inputs, proofs)
+            for theirs in _states(reference, fresh, model, spec.eager):
+                for inputs in prompts(theirs):
+                    _compare_blocks(theirs, model, inputs, proofs)
+                    _compare_logits(theirs, model, inputs, proofs)
         except OnboardError:
             raise
         except Exception as error:
@@ -138,12 +140,12 @@ def _weights(reference: nn.Module, eager: Sequence[str]) -> dict[str, torch.Tens
     return {name: tensor for name, tensor in separate_experts(reference).items() if not is_under(name, eager)}
 
 
-def _states(reference: nn.Module, model: nn.Module, eager: Sequence[str]) -> Iterator[None]:
-    """Give both models other weights after the first round: with these, recurrent mixers remember past chunks."""
-    yield
-    randomize(reference, seed=1, center=_REMEMBERS)
-    model.load_state_dict(_weights(reference, eager))
-    yield
+def _states(reference: nn.Module, fresh: nn.Module, model: nn.Module, eager: Sequence[str]) -> Iterator[nn.Module]:
+    """Yield transformers' models; the second has other weights, with which recurrent mixers remember past chunks."""
+    yield reference
+    randomize(fresh, seed=1, center=_REMEMBERS)
+    model.load_state_dict(_weights(fresh, eager))
+    yield fresh
 
 
 def _compare_blocks(

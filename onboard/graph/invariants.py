@@ -89,7 +89,14 @@ def _recurrences_are_cached(module: nn.Module) -> None:
 def uncached_mixers(module: nn.Module) -> list[fx.Node]:
     """Return the calls of other mixers than attention that see only the tokens of their own step."""
     mixers = [getattr(torch.ops.onboard, name) for name in sorted(stateful_ops())]
-    return [node for _, gm in graph_modules(module) for node in nodes_of(gm, *mixers)]
+    graphs = [gm for _, gm in graph_modules(module)]
+    convolutions = [node for gm in graphs for node in nodes_of(gm, aten.conv1d) if _sees_several(node)]
+    return [*(node for gm in graphs for node in nodes_of(gm, *mixers)), *convolutions]
+
+
+def _sees_several(convolution: fx.Node) -> bool:
+    weight = convolution.args[1]
+    return isinstance(weight, fx.Node) and int(weight.meta["val"].shape[-1]) > 1
 
 
 def uncached_attention(module: nn.Module) -> list[fx.Node]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from onboard.analysis.tiny import is_table
 from onboard.graph.expert_weights import separate_experts
 from onboard.modeling import load_model_file, registered_model
 
@@ -44,7 +45,8 @@ def randomize_(module: nn.Module, seed: int) -> None:
     """Fill every parameter and persistent buffer of `module` with random values that keep activations near one.
 
     Matrices are normal with variance 2 / (rows + columns) (Glorot and Bengio 2010). Vectors (norm weights, biases,
-    sinks) scatter around the value that they were initialised to, because ones and zeros hide mistakes.
+    sinks) scatter around the value that they were initialised to, because ones and zeros hide mistakes. Tables that
+    the model works out for itself stay: with other numbers, which do not go together, it would be another model.
     """
     generator = torch.Generator().manual_seed(seed)
     for tensor in _distinct_tensors(module):
@@ -56,8 +58,10 @@ def randomize_(module: nn.Module, seed: int) -> None:
 
 
 def _distinct_tensors(module: nn.Module) -> list[torch.Tensor]:
-    """The floating-point tensors of the state dict, a tied one once."""
-    floating = [tensor for tensor in module.state_dict().values() if tensor.is_floating_point()]
+    """The floating-point tensors of the state dict, a tied one once, without computed tables."""
+    tables = {name for name, buffer in module.named_buffers() if is_table(buffer)}
+    state = {name: tensor for name, tensor in module.state_dict().items() if name not in tables}
+    floating = [tensor for tensor in state.values() if tensor.is_floating_point()]
     return list({tensor.data_ptr(): tensor for tensor in floating}.values())
 
 

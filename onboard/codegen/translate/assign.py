@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
-from onboard.codegen.translate import causal, objects
+from onboard.codegen.translate import causal, objects, rescaled
 from onboard.codegen.translate.evaluate import bind_result, code, evaluate, settle
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.values import (
@@ -25,6 +25,7 @@ from onboard.codegen.translate.values import (
     Mask,
     ModuleList,
     Result,
+    Self,
     Untranslatable,
     Value,
     attribute,
@@ -44,6 +45,8 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
             _unpack(targets, value, frame, origin)
         case ast.Attribute(value=ast.Name(id="self"), attr=attr):
             store_attribute(attr, settle(value, frame), frame, origin)
+        case ast.Attribute(value=owner, attr=attr) if _is_so_already(owner, attr, value, frame):
+            return
         case ast.Attribute(attr="generation_config"):
             return  # how transformers samples
         case ast.Attribute(value=owner, attr=attr) if _states_a_fact(owner, attr, value, frame):
@@ -63,6 +66,14 @@ def _states_a_fact(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bo
     """Whether `config.attr = value` says what every generated model takes for granted."""
     fact = objects.CONFIG_FACTS.get(attr)
     return isinstance(evaluate(owner, frame), Config) and isinstance(value, Known) and value.value is fact
+
+
+def _is_so_already(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
+    """Whether a forward forgets what it would have kept for the next call: nothing, where there is no cache."""
+    module = evaluate(owner, frame) if frame.kind != "init" and same(value, NONE) else NONE
+    if not isinstance(module, Instance) or not all(map(frame.translator.translates, module.classes)):
+        return False
+    return all(same(state.attributes.get(attr, module), NONE) for state in frame.translator.reached(module))
 
 
 def _takes_away(owner: ast.expr, value: Value, frame: Frame) -> bool:
@@ -188,7 +199,10 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
     if frame.kind != "init":
         if isinstance(value, Code) and ast.unparse(value.expr).split(".to(")[0] == f"self.{attr}":
             return  # moved to where the tensors are
+        if same(value, NONE) and frame.cls is not None and same(frame.cls.attributes.get(attr, Self()), NONE):
+            return  # what one call would keep for the next
         raise Grows(f"forward assigns self.{attr}")
+    value = rescaled.divided(attr, value, frame)
     path = attribute(name("self"), attr)
     assert isinstance(path, ast.Attribute)
     target = ast.Attribute(path.value, attr, ast.Store())

@@ -19,6 +19,7 @@ from onboard.codegen.translate import (
     composite,
     indexer,
     latent,
+    loops,
     objects,
     recurrent,
     scores,
@@ -203,6 +204,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return keys
     if obj is is_torchdynamo_compiling:
         return Known(True)  # generated code is made for export
+    if objects.asks_for_package(obj):
+        return Known(False)  # kernels of other packages: generated code has its own
     if (handler := BUILTINS.get(obj) if isinstance(obj, type) or callable(obj) else None) is not None:
         return handler(expr, args, frame)
     if getattr(obj, "__module__", None) == "transformers.initialization":
@@ -217,6 +220,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         translator = frame.translator
         dims = translator.rope_dims.get(obj.__name__), translator.rope_tables.get(obj.__name__)
         return canonical.rope(obj, op, args, *dims)
+    if (whole := loops.joined(obj, args)) is not None:
+        return whole
     if (form := recurrent.form_of(obj, frame)) is not None:
         return recurrent.scan(obj, form, args)
     if latent.names_of(frame) and (parts := latent.rearranged(obj, expr, args)) is not None:

@@ -16,11 +16,13 @@ from typing import Any
 
 from torch import nn
 
+from onboard.analysis.rescaled import settled
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny import counts_positions
 from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects, supers, unrun
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.calls import call_value
+from onboard.codegen.translate.convolutions import convolved, padded
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
     all_bound,
@@ -47,12 +49,10 @@ from onboard.codegen.translate.results import (
 from onboard.codegen.translate.state import ClassState, Restart, Routine
 from onboard.codegen.translate.supers import execute_inside, looked_up
 from onboard.codegen.translate.values import (
-    CHANNELS,
     NONE,
     Code,
     Config,
     Instance,
-    Known,
     Made,
     Mapping,
     Mask,
@@ -106,6 +106,9 @@ class Translator:
         self.rope_dims = rope_dims or {}
         self.rope_tables: dict[str, int] = {}
         """Helpers that apply RoPE and take its tables whole -> the tables' dimensions."""
+        self.settled = settled(model)
+        self.loops: dict[str, list[dict[str, Any]]] = {}
+        """Class name -> the loops in its methods that are canonical ops."""
         self.mask_makers: set[str] = set()
         """Functions and methods that make the causal mask."""
         self.alibi = alibi
@@ -242,7 +245,7 @@ class Translator:
         """Return the result of calling a submodule, or one of its methods."""
         torch_classes = [cls for cls in module.classes if not self.translates(cls)]
         if len(torch_classes) == len(module.classes):
-            return self._call_torch_module(module, args)
+            return self._call_torch_module(module, args, frame)
         own = replace(module, made=tuple(made for made in module.made if self.translates(made.cls)))
         states = self.reached(own)
         routines = [self._method(state, attr, args) for state in states]
@@ -270,14 +273,16 @@ class Translator:
         if any(lacking.values()):
             raise Restart
 
-    def _call_torch_module(self, module: Instance, args: Args) -> Value:
+    def _call_torch_module(self, module: Instance, args: Args, frame: Frame) -> Value:
         match args.positional:
             case [Code(transposed=True) as only] if all("canonical" in made.arguments for made in module.made):
                 return Code(ast.Call(module.expr, [only.expr], []), transposed=True)  # a norm of the last dimension
+        if set(module.classes) == {nn.ZeroPad2d}:
+            return padded(module, args, frame)
         called = plain_call(module.expr, args)
         if all(issubclass(cls, nn.Embedding) for cls in module.classes):
             return looked_up(called, args)
-        return replace(called, form=CHANNELS) if set(module.classes) == {nn.Conv1d} else called
+        return convolved(module, called, args) if set(module.classes) == {nn.Conv1d} else called
 
     def _keeps_order(self, module: Instance, args: Args) -> bool:
         """Whether a module works on the last dimension alone and its only argument is transposed."""
@@ -296,7 +301,7 @@ class Translator:
         if attr in self.mask_makers:
             return Mask()
         if attr == "register_buffer" and frame.kind == "init":
-            return self._register_buffer(args, frame)
+            return supers.register_buffer(args, frame)
         if (names := latent.names_of(frame)) is not None and names["expand"] == attr:
             return latent.expand(names, args)
         if attr == "get_input_embeddings" and (embeddings := composite.input_embeddings(frame)) is not None:
@@ -317,14 +322,6 @@ class Translator:
         static = "staticmethod" in {ast.unparse(item) for item in found[1].decorator_list}
         bound, rest = bind(routine.node, args, method=not static)
         return self._result(attribute(name("self"), attr), routine, rest | bound, False)
-
-    def _register_buffer(self, args: Args, frame: Frame) -> Value:
-        key = args.positional[0]
-        if not (isinstance(key, Known) and isinstance(key.value, str)):
-            raise Untranslatable("a buffer with a computed name")
-        frame.emit(ast.Expr(plain_call(attribute(name("self"), "register_buffer"), args).expr))
-        frame.env.values[f"self.{key.value}"] = Code(attribute(name("self"), key.value))
-        return NONE
 
     def call_super(self, attr: str, args: Args, frame: Frame) -> Value:
         """Return `super().attr(...)`."""

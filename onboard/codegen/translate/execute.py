@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onboard.codegen.translate import lists, selection
+from onboard.codegen.translate import lists, loops, selection
 from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.comprehensions import bind_target, iteration
 from onboard.codegen.translate.decisions import decided_here
@@ -113,7 +113,7 @@ def _if(node: ast.If, frame: Frame) -> str | None:
         if _only_raises(node.body) and not node.orelse:
             return None  # a check of arguments that generated code does not have
         raise
-    decided = truth(test)
+    decided = False if loops.is_short_cut(node, frame) else truth(test)
     if decided is not None:
         ending = execute(node.body if decided else node.orelse, frame)
         return None if ending == GOES_ON else ending
@@ -277,6 +277,8 @@ def _for(node: ast.For, frame: Frame) -> str | None:
     """Execute a loop body until what is known at its start holds at its end, too."""
     if (made := lists.comprehended(node, frame)) is not None:
         store(*made, frame, node)
+        return None
+    if loops.scan(node, frame):
         return None
     iterable, element = iteration(node.iter, frame)
     for _ in range(20):

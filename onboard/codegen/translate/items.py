@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from onboard.codegen.translate import objects
 from onboard.codegen.translate.activations import activation
+from onboard.codegen.translate.convolutions import Convolved, cut
 from onboard.codegen.translate.values import (
     CHUNKED,
     COMPLEX,
@@ -82,6 +83,8 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), optional=True)
         case Code(form=str() as form), _ if form == f"dict of {CHUNKED}":
             return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=CHUNKED, optional=True)
+        case Convolved(), _ if (convolved := cut(owner, node.slice, frame)) is not None:
+            return convolved
         case Code(), Items(items=parts) if _keeps_everything(parts):
             return owner
         case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if first is Ellipsis:

@@ -156,6 +156,13 @@ def _config_fact(attr: str, expr: ast.expr, config: Any, frame: Frame) -> Known:
     return Known(CONFIG_FACTS[attr])
 
 
+def asks_for_package(obj: Any) -> bool:
+    """Whether a function of transformers tells if a package besides PyTorch, or its kernels, can be used here."""
+    module, function = str(getattr(obj, "__module__", "")), str(getattr(obj, "__name__", ""))
+    is_question = function.startswith("is_") and function.endswith("_available") and function != "is_torch_available"
+    return is_question and module == "transformers.utils.import_utils"
+
+
 def _global_attribute(obj: Any, attr: str, expr: ast.expr) -> Value:
     if not hasattr(obj, attr):
         raise Untranslatable(f"the missing attribute {attr} of {ast.unparse(expr)}")

@@ -76,16 +76,22 @@ def _plain_test(test: ast.expr) -> str:
 
 
 def _has_weights(state: ClassState, attr: str) -> bool:
-    """Whether an attribute is a parameter, or a module with parameters that the generated file can make."""
+    """Whether an attribute is a weight of checkpoints, or a module with parameters that the generated file can make."""
     if is_eager(state, attr):
         return False
     value = state.attributes[attr]
     known = isinstance(value, Instance) and all(
         cls in state.translator.states or cls.__module__.startswith("torch.") for cls in value.classes
     )
-    if any(isinstance(getattr(module, attr, None), nn.Parameter) for module in state.translator.modules_of(state.cls)):
+    if any(_in_checkpoints(module, attr) for module in state.translator.modules_of(state.cls)):
         return True
     return known and has_parameters(state, attr)
+
+
+def _in_checkpoints(module: nn.Module, attr: str) -> bool:
+    """Whether an attribute is a parameter, or a buffer that checkpoints have."""
+    kept = attr in module._buffers and attr not in module._non_persistent_buffers_set
+    return kept or isinstance(getattr(module, attr, None), nn.Parameter)
 
 
 def _tests(guards: Iterable[ast.expr]) -> list[ast.stmt]:

@@ -38,7 +38,7 @@ def scan(function: Any, form: Form, args: Args) -> Value:
     """
     values = _bound(function, args)
     _check(function, form, values)
-    code = {key: _code(values[key], key in form.turned) for key in form.parameters}
+    code = {key: argument(values[key], key in form.turned) for key in form.parameters}
     called = _Simplify().visit(_Substitute(code).visit(ast.parse(form.expression, mode="eval").body))
     out = Code(called, transposed=bool(form.turned))
     return Items((out, NONE)) if form.with_state else out
@@ -64,7 +64,7 @@ def _check(function: Any, form: Form, values: dict[str, Value]) -> None:
             raise Untranslatable(f"{function.__name__} with its argument {key}")
 
 
-def _code(value: Value, turned: bool) -> ast.expr:
+def argument(value: Value, turned: bool) -> ast.expr:
     """Return an argument; a turned one has its sequence before its channels in the canonical op."""
     if not turned or same(value, NONE):
         return residual(value)

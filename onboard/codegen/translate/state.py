@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from onboard.analysis.source import ModuleSource
-from onboard.codegen.translate import narrow, objects
+from onboard.codegen.translate import narrow, objects, rescaled
 from onboard.codegen.translate.values import (
     NONE,
     TRIANGLE,
@@ -113,6 +113,8 @@ class ClassState:
         elif frame.kind == "init" and f"self.{attr}" in frame.env.values:
             return frame.env.values[f"self.{attr}"]
         match value := self.attributes.get(attr):
+            case Known() if frame.kind != "init" and (turned := rescaled.switched(self, attr)) is not None:
+                return turned
             case Known() | Mask():
                 return value
             case Instance():

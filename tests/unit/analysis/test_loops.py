@@ -1,0 +1,96 @@
+"""Loops that are canonical ops are found by what they compute, those that are not quite are not."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from onboard.analysis.loops import match_loop
+from onboard.analysis.watch import LoopCall, loops_of, loops_watched
+
+
+class _Fading(nn.Module):
+    """Lightning attention, token by token, heads first; `twist` makes it something else."""
+
+    def __init__(self, twist: float = 0.0) -> None:
+        super().__init__()
+        self.rates = nn.Buffer(torch.tensor([0.1, 0.9, 0.0])[:, None, None])
+        self.twist = twist
+
+    def forward(self, x: Tensor) -> Tensor:
+        other, value, query = (x.tanh(), x.flip(1), x * x)
+        state, pieces = torch.zeros(x.shape[0], 3, x.shape[3], x.shape[3]), []
+        for i in range(x.shape[2]):
+            key = other[:, :, i : i + 1]
+            state = (-self.rates).exp() * state + key.transpose(-1, -2) @ value[:, :, i : i + 1]
+            pieces.append((query[:, :, i : i + 1] + self.twist) @ state)
+        return torch.cat(pieces, dim=2)
+
+
+class _Leaking(nn.Module):
+    """The linear recurrence, with a first state that may not be zero."""
+
+    def __init__(self, first: float = 0.0) -> None:
+        super().__init__()
+        self.first = first
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] > 0:
+            return self.scan(x, x.sigmoid())
+        return x
+
+    def scan(self, x: Tensor, kept: Tensor) -> Tensor:
+        state, out = torch.full_like(x[:, 0], self.first), torch.zeros_like(x)
+        for i in range(x.shape[1]):
+            state = kept[:, i] * state + x[:, i]
+            out[:, i] = state
+        return out
+
+
+def _watched(model: nn.Module, *inputs: Tensor) -> list[LoopCall]:
+    calls: list[LoopCall] = []
+    before = sys.gettrace()
+    with loops_watched(model, calls):
+        for each in inputs:
+            model(each)
+    assert sys.gettrace() is before
+    return calls
+
+
+def test_a_loop_of_matrix_states_is_lightning_attention() -> None:
+    calls = _watched(nn.Sequential(_Fading()), torch.randn(2, 3, 9, 4), torch.randn(1, 3, 1, 4))
+    assert [(call.loop.class_name, call.loop.method, call.loop.index) for call in calls] == 2 * [
+        ("_Fading", "forward", 0)
+    ]
+    match = match_loop(calls)
+    assert match is not None
+    assert (match.op, match.turned, match.result, match.joined) == ("torch_lightning_attention", True, "pieces", 2)
+    assert match.arguments == ("query", "other", "value", "self.rates")
+
+
+def test_a_loop_of_a_method_is_the_linear_recurrence() -> None:
+    match = match_loop(_watched(_Leaking(), torch.randn(2, 9, 4), torch.randn(2, 30, 4)))
+    assert match is not None
+    assert (match.op, match.arguments, match.result) == ("torch_linear_recurrence", ("x", "kept"), "out")
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"), [(_Fading(twist=1e-3), (2, 3, 9, 4)), (_Leaking(first=1e-2), (2, 9, 4))], ids=["query", "state"]
+)
+def test_what_is_almost_an_op_is_none(model: nn.Module, shape: tuple[int, ...]) -> None:
+    assert match_loop(_watched(model, torch.randn(*shape))) is None
+
+
+def test_one_call_that_differs_is_enough() -> None:
+    model = _Leaking()
+    calls = _watched(model, torch.randn(2, 9, 4))
+    model.first = 1.0
+    assert match_loop([*calls, *_watched(model, torch.randn(2, 9, 4))]) is None
+
+
+def test_loops_are_the_outermost_ones_over_ranges() -> None:
+    assert [node.lineno for node in loops_of(_Leaking, "scan")]
+    assert not loops_of(_Leaking, "forward")
