@@ -20,7 +20,8 @@ def first_position(config: PretrainedConfig) -> Trait | None:
     """Return the position of a text's first token where that is not 0: "2", or "pad_token_id + 1".
 
     Learned positions of RoBERTa and its kin lie behind the padding token's own entry in the table. Explicit positions
-    are taken as they are, so this is for whoever has none to give.
+    are taken as they are, so this is for whoever has none to give. transformers' `generate` does give some, from 0
+    on, where no such model was trained; given positions from the first one on it agrees with forward.
     """
     first = _probe(config, None)
     if not first:

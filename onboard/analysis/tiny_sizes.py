@@ -20,6 +20,10 @@ MAX_POSITIONS = 256
 ORIGINAL_POSITIONS = 64
 """Where RoPE that scales with length switches; prompts lie on both sides of it."""
 
+REACHED = 0.75
+"""Where what limits activations limits some random ones: a limit that nothing reaches may be lost unnoticed."""
+_LIMITS = re.compile(r"(\w+_)?(swiglu_limit|soft_?cap(ping)?|clip(_\w+)?)")
+
 _SIZES = {
     "vocab_size": VOCABULARY,
     "vocab_size_per_layer_input": VOCABULARY,
@@ -96,8 +100,19 @@ def shrink_sizes(values: dict[str, Any], full: Mapping[str, Any], aliases: Mappi
         if values.get(name) is not None:
             values[name] = index
     _shrink_axes(values)
+    values |= _lower_limits(values)
     values |= few_experts(values)
     shrink_mixers(values, full)
+
+
+def _lower_limits(values: Mapping[str, Any]) -> dict[str, float]:
+    """Lower each limit to about `REACHED`, none to where another one is: they are not to be mistaken for each other."""
+    names = [name for name in sorted(values) if _LIMITS.fullmatch(name) and _is_number(values[name])]
+    return {name: min(values[name], REACHED + index / 64) for index, name in enumerate(names) if values[name] > 0}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def shrink_overrides(overrides: Mapping[str, Any], small: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:

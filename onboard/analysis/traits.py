@@ -9,12 +9,13 @@ from transformers import PretrainedConfig
 
 from onboard.analysis.recorder import Recording
 from onboard.analysis.spec import Block, Trait
+from onboard.graph.architecture import text_config
 
 
 def traits(config: PretrainedConfig, tiny: nn.Module, recording: Recording, blocks: list[Block]) -> dict[str, Trait]:
     """Return what applies to this model, in reading order."""
     found = {
-        **_attention(config, recording),
+        **_attention(config, text_config(tiny.config), recording),
         **_from_blocks(blocks),
         **_rope(config, blocks),
         **_from_config(config),
@@ -23,7 +24,7 @@ def traits(config: PretrainedConfig, tiny: nn.Module, recording: Recording, bloc
     return {key: found[key] for key in (*order, *found) if key in found}
 
 
-def _attention(config: Any, recording: Recording) -> dict[str, Trait]:
+def _attention(config: Any, tiny: Any, recording: Recording) -> dict[str, Trait]:
     if not recording.attention:
         return {}
     fields = config.to_dict()  # where layers have heads of their own, these are the others'
@@ -38,10 +39,18 @@ def _attention(config: Any, recording: Recording) -> dict[str, Trait]:
         value = getattr(config, "sliding_window", None)
         out["sliding_window"] = Trait(value=value, evidence="probe: the mask is causal within the window")
     if first.keywords["softcap"] is not None:
-        out["attention_softcap"] = Trait(value=first.keywords["softcap"], evidence="probe: keyword softcap")
+        out["attention_softcap"] = _softcap(config, tiny, first.keywords["softcap"])
     if first.keywords["s_aux"] is not None:
         out["attention_sinks"] = Trait(value=True, evidence="probe: keyword s_aux")
     return out
+
+
+def _softcap(config: Any, tiny: Any, value: float) -> Trait:
+    """The field that attention took its cap from in the tiny model has another value in the full one."""
+    names = (name for name, own in tiny.to_dict().items() if own == value and isinstance(own, float))
+    if (name := next(names, None)) is None:
+        return Trait(value=value, evidence="probe: keyword softcap")
+    return Trait(value=getattr(config, name), evidence=f"probe: keyword softcap; config.json: {name}")
 
 
 def _from_blocks(blocks: list[Block]) -> dict[str, Trait]:

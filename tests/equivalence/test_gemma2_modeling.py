@@ -55,8 +55,8 @@ CONFIG = Gemma2Config(
     query_pre_attn_scalar=256,
     sliding_window=5,
     layer_types=["sliding_attention", "full_attention"],
-    final_logit_softcapping=30.0,
-    attn_logit_softcapping=50.0,
+    final_logit_softcapping=0.765625,
+    attn_logit_softcapping=0.75,
     use_bidirectional_attention=None,
 )
 BATCH, LENGTH = 2, 24

@@ -75,17 +75,34 @@ def _config(target: Target) -> PretrainedConfig:
 
 
 def _switched_on(config: PretrainedConfig) -> tuple[list[Option], dict[str, str]]:
-    """Try each option on top of those that worked; return those that work together, and what the others failed with."""
+    """Try each option on top of those that worked; return those that work together, and why the others do not.
+
+    One that changes neither the parameters nor the logits did not take effect: a pass would say nothing of it.
+    """
     on: list[Option] = []
     refused: dict[str, str] = {}
+    before = _effect(config)
     for option in options(config):
         try:
-            is_causal(build_tiny(_with(config, [*on, option])))
+            after = _effect(_with(config, [*on, option]))
         except Exception as error:  # whatever a model's own code raises is the reason for the table
             refused[option.name] = one_line(error)
+            continue
+        if after[0] == before[0] and torch.equal(after[1], before[1]):
+            refused[option.name] = "it changes nothing in the tiny model"
         else:
             on.append(option)
+            before = after
     return on, refused
+
+
+@torch.no_grad()
+def _effect(config: PretrainedConfig) -> tuple[dict[str, torch.Size], torch.Tensor]:
+    """Return the shapes of the tiny model's parameters and buffers by name, and its logits for a fixed text."""
+    model = build_tiny(config)
+    ids = torch.randint(VOCABULARY, (2, _LENGTH), generator=torch.Generator().manual_seed(7))
+    logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}, logits
 
 
 def _with(config: PretrainedConfig, on: list[Option]) -> PretrainedConfig:

@@ -8,6 +8,7 @@ from torch import nn
 from onboard.analysis.analyze import analyze, count_parameters
 from onboard.analysis.recorder import record, rmse_ratio
 from onboard.analysis.tiny import WINDOW, build_tiny, load_config, prompt
+from onboard.analysis.tiny_sizes import REACHED
 from onboard.errors import OnboardError
 from onboard.ops.rope import complex_freqs
 from onboard.testing import Call
@@ -38,7 +39,7 @@ def test_what_attention_gets_is_seen() -> None:
     recording = record(build_tiny(load_config(config_dict("gemma2"))), prompt(0))
     assert [call.window for call in recording.attention] == [WINDOW, None]
     assert all(call.mask_is_causal for call in recording.attention)
-    assert {call.keywords["softcap"] for call in recording.attention} == {50.0}
+    assert {call.keywords["softcap"] for call in recording.attention} == {REACHED}
     assert recording.attention[0].path == "model.layers.0.self_attn"
     assert (recording.attention[0].heads, recording.attention[0].kv_heads) == (4, 2)
 

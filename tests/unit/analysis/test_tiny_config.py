@@ -11,7 +11,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from onboard.analysis.source import module_source
 from onboard.analysis.tiny import build_tiny, load_config, tiny_config
-from onboard.analysis.tiny_sizes import HIDDEN, VOCABULARY
+from onboard.analysis.tiny_sizes import HIDDEN, REACHED, VOCABULARY
 
 
 def _tiny(model_type: str, **values: Any) -> Any:
@@ -89,3 +89,12 @@ def test_a_class_that_is_defined_under_a_condition_has_a_source() -> None:
     source = module_source("transformers.models.xlstm.modeling_xlstm")
     assert "xLSTMBlock" in source.classes
     assert "xLSTMForCausalLM" in source.classes
+
+
+def test_limits_are_where_random_activations_reach_them() -> None:
+    config = _tiny("gemma2")
+    assert config.attn_logit_softcapping == REACHED < config.final_logit_softcapping < 1
+    assert _tiny("gemma2", final_logit_softcapping=0.5).final_logit_softcapping == 0.5
+    assert _tiny("gpt_oss").swiglu_limit == REACHED
+    assert _tiny("gemma3_text").attn_logit_softcapping is None
+    assert _tiny("olmo", clip_qkv=8.0).clip_qkv == REACHED

@@ -14,8 +14,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from onboard.errors import UsageError
+from onboard.workflow.sweep import checkpoint
 from onboard.workflow.sweep.checkpoint import is_causal, make_checkpoint, missing_classes
-from onboard.workflow.sweep.options import options
+from onboard.workflow.sweep.options import Option, options
 from onboard.workflow.sweep.targets import Target, causal_types, check_types, resolve
 
 
@@ -137,3 +138,11 @@ def test_a_checkpoint_of_a_given_config_keeps_what_the_config_says(tmp_path: Pat
     make_checkpoint(Target(name="mine", config=config), tmp_path / "mine")
     saved = json.loads((tmp_path / "mine" / "config.json").read_text())
     assert (saved["attention_bias"], saved["rms_norm_eps"]) == (True, 3e-3)
+
+
+def test_an_option_without_effect_is_not_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing, bias = Option("nothing", {"pretraining_tp": 2}), Option("bias", {"mlp_bias": True})
+    monkeypatch.setattr(checkpoint, "options", lambda config: [nothing, bias, nothing])
+    on, refused = checkpoint._switched_on(AutoConfig.for_model("llama"))
+    assert on == [bias]
+    assert refused == {"nothing": "it changes nothing in the tiny model"}
