@@ -26,6 +26,7 @@ from onboard.codegen.translate.values import (
     Mask,
     ModuleList,
     PaddingMask,
+    Repeated,
     Unread,
     Untranslatable,
     Value,
@@ -260,7 +261,7 @@ def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
     for value, statements in sides:
         if not (
             isinstance(value, Code)
-            and not value.transposed
+            and not (value.transposed or isinstance(value, Repeated))
             and isinstance(value.expr, ast.Name)
             and value.expr.id == key
         ):
