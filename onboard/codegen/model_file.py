@@ -172,8 +172,10 @@ def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
         for method in item.methods
     ]
     docstring = class_docstring(kind, block.parameters if block else {}, item.name)
-    if item.weights_only:
-        docstring += f" Not run, for checkpoints have them: {', '.join(item.weights_only)}."
+    if not any(method.name == "forward" for method in item.methods) and item.weights_only:
+        docstring = f"Weights of the {item.name} of transformers, which nothing here runs."
+    elif item.weights_only:
+        docstring += f"\n\n    Not run, for checkpoints have them: {', '.join(item.weights_only)}.\n    "
     eager = tuple(spec.eager) if item.name == spec.architecture else ()
     fields: dict[str, Any] = {"base": item.base, "docstring": docstring, "methods": methods, "eager": eager}
     text = render("model/class.py.j2", name=item.name, **fields).strip()

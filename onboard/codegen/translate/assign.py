@@ -156,11 +156,12 @@ def _unpack_items(targets: list[ast.expr], items: tuple[Value, ...], frame: Fram
     }
     if stores & reads and all(isinstance(item, Code) for item in items):
         elements = [item.expr for item in items if isinstance(item, Code)]
-        frame.emit(ast.Assign([_store_tuple(targets)], ast.Tuple(elements, ast.Load())), origin)
+        if any(ast.unparse(target) != ast.unparse(item) for target, item in zip(targets, elements, strict=True)):
+            frame.emit(ast.Assign([_store_tuple(targets)], ast.Tuple(elements, ast.Load())), origin)
         for target, item in zip(targets, items, strict=True):
             assert isinstance(target, ast.Name)
             assert isinstance(item, Code)
-            frame.env.values[target.id] = Code(name(target.id), item.static, item.transposed)
+            frame.env.values[target.id] = replace(item, expr=name(target.id))
         return
     for target, item in zip(targets, items, strict=True):
         store(target, item, frame, origin)

@@ -22,6 +22,7 @@ from onboard.codegen.translate import (
     loops,
     objects,
     recurrent,
+    repeats,
     scores,
 )
 from onboard.codegen.translate.args import Args, plain_call
@@ -226,6 +227,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return recurrent.scan(obj, form, args)
     if latent.names_of(frame) and (parts := latent.rearranged(obj, expr, args)) is not None:
         return parts
+    if (repeated := repeats.call_of(obj, args)) is not None:
+        return repeated
     if frame.translator.is_helper(obj):
         return frame.translator.call_function(obj, args, frame)
     if isinstance(obj, type) and issubclass(obj, UserDict) and all(same(item, NONE) for item in args.positional):

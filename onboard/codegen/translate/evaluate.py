@@ -16,6 +16,7 @@ from onboard.codegen.translate.comprehensions import comprehension, dict_compreh
 from onboard.codegen.translate.decisions import decided_here
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.items import item_of, slice_code
+from onboard.codegen.translate.module_lists import slice_modules
 from onboard.codegen.translate.values import (
     NONE,
     Choice,
@@ -35,7 +36,6 @@ from onboard.codegen.translate.values import (
     Unread,
     Untranslatable,
     Value,
-    call,
     is_static,
     may_be_none,
     name,
@@ -116,13 +116,22 @@ def truth(value: Value) -> bool | None:
     return True
 
 
+def condition(value: Value) -> Value:
+    """Return a value of which only the truth matters: `a and True` is `a`, `a or False` too."""
+    match value:
+        case Code(expr=ast.BoolOp(op=op, values=[*values, ast.Constant(value=bool() as last)])):
+            if last is isinstance(op, ast.And):
+                return condition(replace(value, expr=values[0] if len(values) == 1 else ast.BoolOp(op, values)))
+    return value
+
+
 def _constant(node: ast.Constant, frame: Frame) -> Value:
     return Known(node.value)
 
 
 def _name(node: ast.Name, frame: Frame) -> Value:
     if node.id in frame.env.values:
-        return frame.env.values[node.id]
+        return frame.items.get(node.id, frame.env.values[node.id])
     if node.id in frame.source.namespace:
         return objects.from_namespace(frame.source.namespace[node.id], node.id, frame)
     if hasattr(builtins, node.id):
@@ -139,7 +148,7 @@ def _subscript(node: ast.Subscript, frame: Frame) -> Value:
     if isinstance(owner, KeyBias) and biases.keeps_heads(node.slice):
         return owner
     if isinstance(node.slice, ast.Slice) and isinstance(owner, ModuleList):
-        return _slice_modules(owner, node.slice, frame)
+        return slice_modules(owner, node.slice, frame)
     return item_of(owner, evaluate(node.slice, frame), node, frame)
 
 
@@ -148,27 +157,6 @@ def _slice(node: ast.Slice, frame: Frame) -> Value:
     if all(isinstance(bound, Known) for bound in bounds):
         return Known(slice(*(bound.value for bound in bounds)))  # type: ignore[attr-defined]
     return Code(slice_code(node, frame), all(map(is_static, bounds)))
-
-
-def _slice_modules(owner: ModuleList, part: ast.Slice, frame: Frame) -> Value:
-    """`layers[: config.num_hidden_layers]` is `layers` where the list has exactly that many."""
-    if part.lower is None and part.step is None and part.upper is not None:
-        upper = ast.unparse(part.upper)
-        if upper.endswith("config.num_hidden_layers") or _is_length(owner, upper, frame):
-            return owner
-    return ModuleList(owner.made, ast.Subscript(owner.expr, slice_code(part, frame), ast.Load()))
-
-
-def _is_length(owner: ModuleList, field: str, frame: Frame) -> bool:
-    """Whether a list of `self` is made with one module for each number in `range(field)`."""
-    init = frame.cls.init.body if frame.cls is not None and frame.cls.init is not None else []
-    for statement in init:
-        match statement:
-            case ast.Assign(targets=[target], value=ast.Call(args=[ast.ListComp(generators=[loop])])):
-                made = call(name("range"), ast.parse(field.removeprefix("self."), mode="eval").body)
-                if ast.unparse(target) == ast.unparse(owner.expr) and ast.unparse(loop.iter) == ast.unparse(made):
-                    return not loop.ifs
-    return False
 
 
 def _call(node: ast.Call, frame: Frame) -> Value:
@@ -231,6 +219,7 @@ def _unary(node: ast.UnaryOp, frame: Frame) -> Value:
     operand = evaluate(node.operand, frame)
     if isinstance(node.op, ast.Not):
         known = truth(operand)
+        operand = condition(operand)
         return Code(ast.UnaryOp(node.op, residual(operand)), is_static(operand)) if known is None else Known(not known)
     if isinstance(operand, Known):
         return Known(-operand.value if isinstance(node.op, ast.USub) else +operand.value)

@@ -12,10 +12,11 @@ from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.comprehensions import bind_target, iteration
 from onboard.codegen.translate.decisions import decided_here
 from onboard.codegen.translate.env import Env
-from onboard.codegen.translate.evaluate import binary, evaluate, settle, truth
+from onboard.codegen.translate.evaluate import binary, condition, evaluate, settle, truth
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.narrow import narrowed
+from onboard.codegen.translate.narrow import narrowed, numbered
 from onboard.codegen.translate.scores import without_weights
+from onboard.codegen.translate.skips import without_continue
 from onboard.codegen.translate.values import (
     NONE,
     Code,
@@ -25,6 +26,7 @@ from onboard.codegen.translate.values import (
     Mask,
     ModuleList,
     PaddingMask,
+    Repeated,
     Unread,
     Untranslatable,
     Value,
@@ -113,7 +115,7 @@ def _if(node: ast.If, frame: Frame) -> str | None:
         if _only_raises(node.body) and not node.orelse:
             return None  # a check of arguments that generated code does not have
         raise
-    decided = False if loops.is_short_cut(node, frame) else truth(test)
+    decided, test = False if loops.is_short_cut(node, frame) else truth(test), condition(test)
     if decided is not None:
         ending = execute(node.body if decided else node.orelse, frame)
         return None if ending == GOES_ON else ending
@@ -262,7 +264,7 @@ def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
     for value, statements in sides:
         if not (
             isinstance(value, Code)
-            and not value.transposed
+            and not (value.transposed or isinstance(value, Repeated))
             and isinstance(value.expr, ast.Name)
             and value.expr.id == key
         ):
@@ -281,13 +283,14 @@ def _for(node: ast.For, frame: Frame) -> str | None:
     if loops.scan(node, frame):
         return None
     iterable, element = iteration(node.iter, frame)
+    statements = without_continue(node.body)
     for _ in range(20):
         start = frame.env
         env = Env({key: _own_copy(value) for key, value in start.values.items()})
         try:
-            with frame.branch(env) as body, frame.loop(start):
+            with frame.branch(env) as body, frame.loop(start), numbered(node, frame):
                 bind_target(node.target, element, frame.env)
-                if execute(node.body, frame) == RETURNS:
+                if execute(statements, frame) == RETURNS:
                     raise Untranslatable(f"a return in a loop at {frame.source.location(node)}")
                 changed = _changed(node.target, start, frame.env)
                 filled = _filled_dicts(start, frame.env)

@@ -43,6 +43,11 @@ class Frame:
     layers: list[nn.Module] | None = None
     """The modules of the class that get to the evaluated branch; None: no branch tells."""
 
+    numbered: list[tuple[str, str, str]] = field(default_factory=list)
+    """Of each loop over modules and their numbers: the variables of both, and the attribute that holds the modules."""
+    items: dict[str, Value] = field(default_factory=dict)
+    """Variables of such loops whose modules can only be of some classes in the evaluated branch."""
+
     @contextmanager
     def loop(self, start: Env) -> Iterator[None]:
         """Evaluate the body of a loop; `start` are the variables before it."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from onboard.codegen.translate import biases, folded
+from onboard.codegen.translate import biases, folded, repeats
 from onboard.codegen.translate.canonical import op
 from onboard.codegen.translate.values import (
     NONE,
@@ -29,6 +29,7 @@ from onboard.codegen.translate.values import (
     Known,
     Mask,
     Output,
+    Repeated,
     Value,
     attribute,
     call,
@@ -142,7 +143,10 @@ def _turned(key: Code) -> Code:
 
 
 def _lifted(expr: ast.expr) -> Code:
-    """Return a heads-first tensor's code, its transposition put off."""
+    """Return a heads-first tensor's code, its transposition and repetition put off."""
+    if (repeated := repeats.written(expr)) is not None:
+        whole = _lifted(repeated[0])
+        return Repeated(whole.expr, times=repeated[1], swapped=whole.transposed)
     match expr:
         case ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[ast.Constant(1), ast.Constant(2)]):
             return Code(inner, transposed=True)
@@ -289,11 +293,18 @@ def without_weights(value: Value) -> Value:
     return value
 
 
+def _ungrouped(key: Code, value: Code) -> tuple[Code, Code]:
+    """Return keys and values before their heads are repeated for grouped queries: the op does that."""
+    if isinstance(key, Repeated) and isinstance(value, Repeated) and same_code(key.times, value.times):
+        return key.single, value.single
+    return key, value
+
+
 def _attention(weights: Scores, value: Code) -> Code:
     """Return the canonical op's call; [batch, heads, sequence, dim] as the code has it."""
     assert weights.query is not None
     assert weights.key is not None
-    tensors = (weights.query, weights.key, folded.unfolded(value) or value)
+    tensors = (weights.query, *_ungrouped(weights.key, folded.unfolded(value) or value))
     by_sequence = all(item.transposed for item in tensors)
     qkv = [residual(untransposed(item) if by_sequence else item) for item in tensors]
     for index in (0, 1):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from onboard.codegen.translate import biases, causal, folded, indexer, scores
+from onboard.codegen.translate import biases, causal, folded, indexer, repeats, scores
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.values import (
     CHANNELS,
@@ -43,6 +43,8 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
             return found
     if isinstance(owner, Folded) and (changed := folded.method(owner, attr, args)) is not None:
         return changed
+    if (repeated := repeats.method(owner, attr, args)) is not None:
+        return repeated
     if attr == "masked_fill" and type(args.positional[0]) is Mask and not owner.static:
         return causal.filled(owner, residual(args.positional[1]))
     if isinstance(owner, KeyBias):

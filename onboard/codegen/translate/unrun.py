@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from onboard.codegen.translate import cleanup
-from onboard.codegen.translate.values import Instance
+from onboard.codegen.translate.values import Instance, ModuleList
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.classes import Translator
@@ -24,7 +24,17 @@ def reach(translator: Translator) -> None:
             for attr, value in state.attributes.items():
                 if attr not in read and isinstance(value, Instance) and _is_to_reach(state, attr, value):
                     translator.reached(value)
+                elif isinstance(value, ModuleList):
+                    _reach_items(state, attr, value)
         done += new
+
+
+def _reach_items(state: ClassState, attr: str, value: ModuleList) -> None:
+    """Translate the constructors of a list's modules with weights: the model may run some of them only."""
+    left = tuple(made for made in value.made if made.cls not in state.translator.states)
+    own = tuple(made for made in left if state.translator.translates(made.cls))
+    if own and has_parameters(state, attr):
+        state.translator.reached(Instance(own, value.expr))
 
 
 def reach_parts(state: ClassState) -> None:

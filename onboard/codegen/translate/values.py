@@ -9,43 +9,21 @@ import ast
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-COMPLEX = "complex"
-"""Form of a rotary embedding's output that generated code holds as one complex tensor instead of (cos, sin)."""
-
-POSITIONS = "positions"
-"""Form of `position_ids` where they stand for positions of one row that transformers counts."""
-
-TRIANGLE = "triangle"
-"""Form of a buffer of ones where a query (row) may see a key (column), zeros above the diagonal; or of its corner."""
-
-ROWS = "rows"
-"""Form of a table's rows at `POSITIONS`: transformers has [sequence, dim], generated code [batch, sequence, dim]."""
-
-CHUNKED = "chunks"
-"""Form of the mask of attention in chunks, which exists at run time; where it is None, attention is plainly causal."""
-
-UPCAST = "upcast"
-"""Form of a tensor that was cast to float32, as modeling code does with queries and keys before it multiplies them."""
-
-MAYBE = "what may be None"
-"""What a dict of that form has."""
-
-SHARED = "shared"
-"""Form of a dict, empty at first, in which layers leave keys and values for later layers."""
-
-CHANNELS = "channels"
-"""Form of a tensor [batch, channels, sequence]: a transposition of 1 and 2 moves its last dimension, too."""
+from onboard.codegen.translate.forms import CHANNELS as CHANNELS
+from onboard.codegen.translate.forms import CHUNKED as CHUNKED
+from onboard.codegen.translate.forms import COMPLEX as COMPLEX
+from onboard.codegen.translate.forms import KEYS as KEYS
+from onboard.codegen.translate.forms import MAYBE as MAYBE
+from onboard.codegen.translate.forms import POSITIONS as POSITIONS
+from onboard.codegen.translate.forms import ROWS as ROWS
+from onboard.codegen.translate.forms import SHARED as SHARED
+from onboard.codegen.translate.forms import TRIANGLE as TRIANGLE
+from onboard.codegen.translate.forms import UPCAST as UPCAST
+from onboard.codegen.translate.forms import ZEROS as ZEROS
 
 
 class Untranslatable(Exception):
     """A construct that has no translation; the message says which."""
-
-
-KEYS = "keys"
-"""Form of consecutive numbers that count keys, in a model whose attention has a bias that is linear in them (ALiBi)."""
-
-ZEROS = "zeros"
-"""Form of a tensor that was made of zeros."""
 
 
 class Value:
@@ -91,6 +69,25 @@ class Folded(Code):
         """Whether both are folded alike."""
         assert isinstance(other, Folded)
         return super().same_as(other) and self.turned == other.turned
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated(Code):
+    """`expr` [batch, heads, sequence, dim] with each head `times` times, as grouped queries need it."""
+
+    times: ast.expr = field(default_factory=lambda: ast.Constant(1))
+    swapped: bool = False
+    """`expr` is [batch, sequence, heads, dim]: `transposed` it is not, for whoever reads it has to repeat it."""
+
+    @property
+    def single(self) -> Code:
+        """The tensor before it is repeated."""
+        return Code(self.expr, transposed=self.swapped)
+
+    def same_as(self, other: Code) -> bool:
+        """Whether both are repeated alike."""
+        assert isinstance(other, Repeated)
+        return super().same_as(other) and self.swapped == other.swapped and same_code(self.times, other.times)
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,6 +324,8 @@ def residual(value: Value) -> ast.expr:
             raise Untranslatable(reason)
         case Folded():
             return folded_code(value)
+        case Repeated(times=times):
+            return call(attribute(residual(value.single), "repeat_interleave"), times, dim=ast.Constant(1))
         case Code(expr=expr, transposed=True):
             return call(attribute(expr, "transpose"), ast.Constant(1), ast.Constant(2))
         case Items(items=items):

@@ -282,3 +282,95 @@ class Toy(nn.Module):
         return past[0] + x
 """
         )
+
+
+def test_layers_that_a_number_skips_keep_their_weights_and_are_not_run(translate: Translate) -> None:
+    state, _, forward = translate(
+        PARTS
+        + """
+class Third(Second):
+    def forward(self, x, other):
+        raise NotImplementedError
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.skipped = config.skipped
+        layers = []
+        for i in range(config.layers):
+            if i in self.skipped:
+                layers.append(Third(config, i))
+            else:
+                layers.append(First(config, i))
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x, other=None):
+        for index, layer in enumerate(self.layers):
+            is_skipped = index in self.skipped
+            if is_skipped and other is None:
+                continue
+            x = layer(x, other)
+        return x
+""",
+        {"size": 4, "layers": 3, "skipped": [1]},
+    )
+    assert "if not is_skipped:\n        x = layer(x)" in forward
+    third = next(item for cls, item in state.translator.states.items() if cls.__name__ == "Third")
+    assert third.weights_only == ["proj"]
+    assert third.methods == {}
+
+
+def test_what_follows_a_continue_is_under_the_opposite_test(translate: Translate) -> None:
+    _, _, forward = translate(
+        PARTS
+        + """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.part = First(config, 0)
+        self.odd = config.odd
+
+    def forward(self, x):
+        for index in range(4):
+            if index == self.odd:
+                x = x + 1
+            else:
+                x = x + 2
+                continue
+            x = self.part(x)
+        return x
+""",
+        {"size": 4, "odd": 1},
+    )
+    assert forward == (
+        "for index in range(4):\n"
+        "    if index == self.odd:\n"
+        "        x = x + 1\n"
+        "        x = self.part(x)\n"
+        "    else:\n"
+        "        x = x + 2\n"
+        "return x"
+    )
+
+
+def test_equal_modules_in_a_list_of_known_length_stay_a_comprehension(translate: Translate) -> None:
+    _, init, forward = translate(
+        PARTS
+        + """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([First(config, 0) for _ in [0, 1]])
+        self.others = nn.ModuleList([First(config, i) for i in range(config.count)])
+        self.config = config
+
+    def forward(self, x):
+        for layer in self.others[: self.config.count]:
+            x = layer(x)
+        return self.layers[0](x)
+""",
+        {"size": 4, "count": 2},
+    )
+    assert "nn.ModuleList([First(config=config) for _ in range(2)])" in init
+    assert "for layer in self.others:" in forward

@@ -247,3 +247,82 @@ def test_a_mask_with_more_in_it_and_a_bias_of_positions_are_added_to_the_scores(
     assert "torch.ones_like(" in body
     assert "torch_attention(x, x, x, kept, 0.0, True, 0.5" in body
     assert "torch_attention(x, x, x, x.sum(), 0.0, True" in body
+
+
+GROUPED = (
+    HEAD
+    + """
+def repeat_kv(hidden_states, n_rep):
+    batch, heads, length, size = hidden_states.shape
+    if n_rep == 1:
+        return hidden_states
+    hidden_states = hidden_states[:, :, None, :, :].expand(batch, heads, n_rep, length, size)
+    return hidden_states.reshape(batch, heads * n_rep, length, size)
+
+
+def interleaved(hidden_states, n_rep):
+    return hidden_states.repeat(1, n_rep, 1, 1)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.groups = config.groups
+        self.norm = nn.LayerNorm(8, elementwise_affine=False)
+        self.q = nn.Linear(config.hidden, 32)
+        self.k = nn.Linear(config.hidden, 16)
+        self.v = nn.Linear(config.hidden, 16)
+
+    def forward(self, x, mask):
+        b, s, _ = x.shape
+        q = self.q(x).view(b, s, 4, 8).transpose(1, 2)
+        k = self.k(x).view(b, s, 2, 8).transpose(1, 2)
+        v = self.v(x).view(b, s, 2, 8).transpose(1, 2)
+        REPEAT
+        w = torch.matmul(q, k.transpose(2, 3)) / math.sqrt(8) + mask
+        w = nn.functional.softmax(w, dim=-1, dtype=torch.float32).to(q.dtype)
+        return torch.matmul(w, v).transpose(1, 2).contiguous().reshape(b, s, 32)
+"""
+)
+REPEATS = {
+    "helper": "k, v = repeat_kv(k, self.groups), repeat_kv(v, self.groups)",
+    "method": "k = k.repeat_interleave(self.groups, dim=1)\n        v = v.repeat_interleave(self.groups, 1)",
+    "function": "k, v = (torch.repeat_interleave(y, dim=1, repeats=self.groups).contiguous() for y in (k, v))",
+}
+
+
+@pytest.mark.parametrize("form", REPEATS)
+@torch.no_grad()
+def test_heads_repeated_for_grouped_queries_are_left_to_the_op(form: str, tmp_path: Path) -> None:
+    body, model = translated(GROUPED.replace("REPEAT", REPEATS[form]), tmp_path, groups=2)
+    assert "repeat" not in body
+    assert "torch_attention(q, k, v, None" in body
+    x = torch.randn(2, 7, 32)
+    torch.testing.assert_close(run(body, model, x), model(x, causal(7)))
+
+
+@torch.no_grad()
+def test_heads_repeated_in_another_order_are_repeated(tmp_path: Path) -> None:
+    change = "k, v = interleaved(k, self.groups), interleaved(v, self.groups)"
+    body, model = translated(GROUPED.replace("REPEAT", change), tmp_path, groups=2)
+    assert ".repeat(1, self.groups, 1, 1)" in body
+    x = torch.randn(2, 7, 32)
+    torch.testing.assert_close(run(body, model, x), model(x, causal(7)))
+
+
+READERS = {
+    "sum": "k, v = repeat_kv(k, self.groups), repeat_kv(v, self.groups)\n        v = v + k",
+    "norm": "k, v = repeat_kv(k, self.groups), repeat_kv(v, self.groups)\n        v = self.norm(v)",
+    "branch": "if self.groups > 1:\n            k, v = repeat_kv(k, self.groups), repeat_kv(v, self.groups)",
+    "keys": "k = repeat_kv(k, self.groups)\n        v = v.repeat(1, 2, 1, 1)",
+    "item": "k, v = repeat_kv(k, self.groups), repeat_kv(v, self.groups)\n        v = v[..., :4].repeat(1, 1, 1, 2)",
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@torch.no_grad()
+def test_repeated_heads_that_something_else_reads_are_repeated(reader: str, tmp_path: Path) -> None:
+    change = READERS[reader]
+    body, model = translated(GROUPED.replace("REPEAT", change), tmp_path, groups=2)
+    x = torch.randn(2, 7, 32)
+    torch.testing.assert_close(run(body, model, x), model(x, causal(7)))

@@ -1,0 +1,36 @@
+"""Forms of run-time values (`Code.form`): what else is known of a tensor or a dict."""
+
+from __future__ import annotations
+
+COMPLEX = "complex"
+"""Form of a rotary embedding's output that generated code holds as one complex tensor instead of (cos, sin)."""
+
+POSITIONS = "positions"
+"""Form of `position_ids` where they stand for positions of one row that transformers counts."""
+
+TRIANGLE = "triangle"
+"""Form of a buffer of ones where a query (row) may see a key (column), zeros above the diagonal; or of its corner."""
+
+ROWS = "rows"
+"""Form of a table's rows at `POSITIONS`: transformers has [sequence, dim], generated code [batch, sequence, dim]."""
+
+CHUNKED = "chunks"
+"""Form of the mask of attention in chunks, which exists at run time; where it is None, attention is plainly causal."""
+
+UPCAST = "upcast"
+"""Form of a tensor that was cast to float32, as modeling code does with queries and keys before it multiplies them."""
+
+MAYBE = "what may be None"
+"""What a dict of that form has."""
+
+SHARED = "shared"
+"""Form of a dict, empty at first, in which layers leave keys and values for later layers."""
+
+CHANNELS = "channels"
+"""Form of a tensor [batch, channels, sequence]: a transposition of 1 and 2 moves its last dimension, too."""
+
+KEYS = "keys"
+"""Form of consecutive numbers that count keys, in a model whose attention has a bias that is linear in them (ALiBi)."""
+
+ZEROS = "zeros"
+"""Form of a tensor that was made of zeros."""

@@ -1,0 +1,72 @@
+"""Heads of keys and values that are repeated for grouped queries: attention ops do that by themselves."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from onboard.codegen.translate.args import Args
+from onboard.codegen.translate.values import Code, Known, Repeated, Value, is_static, residual
+
+_KEEPS = {"to", "float", "type", "type_as", "contiguous"}
+
+
+def call_of(obj: Any, args: Args) -> Repeated | None:
+    """Return what a function gives that repeats each head of [batch, heads, sequence, dim]; None for others."""
+    given = {**dict(zip(("input", "repeats", "dim"), args.positional, strict=False)), **args.keywords}
+    if obj is torch.repeat_interleave:
+        return _repeated(given.get("input"), given.get("repeats"), given.get("dim"))
+    if inspect.isfunction(obj) and len(args.positional) == 2 and not args.keywords and not args.stars:
+        tensor, times = args.positional
+        if isinstance(tensor, Code) and not tensor.static and is_static(times) and _repeats_heads(obj):
+            return _repeated(tensor, times, Known(1))
+    return None
+
+
+def method(owner: Code, attr: str, args: Args) -> Value | None:
+    """Return `owner.repeat_interleave(times, dim=1)`, or a method's result where the owner is that; None for others."""
+    from onboard.codegen.translate.tensor_methods import tensor_method
+
+    if attr == "repeat_interleave":
+        given = {**dict(zip(("repeats", "dim"), args.positional, strict=False)), **args.keywords}
+        return _repeated(owner, given.get("repeats"), given.get("dim"))
+    if not isinstance(owner, Repeated):
+        return None
+    if attr in _KEEPS:
+        changed = tensor_method(owner.single, attr, args)
+        return _repeated(changed, Code(owner.times, static=True), Known(1))
+    return tensor_method(Code(residual(owner)), attr, args)
+
+
+def written(expr: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+    """Return tensor and number of `tensor.repeat_interleave(number, dim=1)`."""
+    match expr:
+        case ast.Call(
+            func=ast.Attribute(value=inner, attr="repeat_interleave"),
+            args=[times],
+            keywords=[ast.keyword(arg="dim", value=ast.Constant(value=1))],
+        ):
+            return inner, times
+    return None
+
+
+def _repeated(tensor: Value | None, times: Value | None, dim: Value | None) -> Repeated | None:
+    if type(tensor) is not Code or tensor.static or times is None or not is_static(times):
+        return None
+    if not (isinstance(dim, Known) and dim.value == 1):
+        return None
+    return Repeated(tensor.expr, times=residual(times), swapped=tensor.transposed)
+
+
+@lru_cache(maxsize=512)
+def _repeats_heads(function: Any) -> bool:
+    """Whether a helper repeats heads, by what it does to numbers."""
+    x = torch.arange(2 * 3 * 5 * 4).view(2, 3, 5, 4).float()
+    try:
+        return all(torch.equal(function(x, times), x.repeat_interleave(times, dim=1)) for times in (1, 2, 3))
+    except Exception:  # whatever a helper of another kind raises says that it is of another kind
+        return False
