@@ -106,7 +106,7 @@ def _spec(
     eager = unused_parts(tiny, recordings[0].modules.keys())
     sources = sources_of(tiny, eager)
     blocks = [*_module_blocks(tiny, recordings[0], eager), *_rope_blocks(recordings), *_scan_blocks(recordings[0])]
-    blocks += loops.loop_blocks(recordings, source.path.name)
+    blocks += loops.loop_blocks(recordings, sources[0].path.name)
     if not recordings[0].attention:
         blocks += _mask_blocks(tiny)
     whole = _without_memory(full)
