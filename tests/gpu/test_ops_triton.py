@@ -142,6 +142,7 @@ MODELS = {
     "64 heads on 8 of 64, sinks and window": (64, 8, 64, {"sinks": True, "sliding_window": 128}),
     "32 heads of 96, window": (32, 32, 96, {"sliding_window": 2047}),
     "71 heads on 1 of 64": (71, 1, 64, {}),
+    "40 heads on 8 of 128, chunks": (40, 8, 128, {"chunk_size": 512}),
 }
 
 
