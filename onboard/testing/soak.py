@@ -64,11 +64,19 @@ class Soak:
         stems = [self._tokens(vocab, 40) for _ in range(6)]
         self._questions = [self._question(vocab, stems) for _ in range(questions)]
 
-    def run(self, requests: int, on_step: Callable[[SoakReport], None] | None = None) -> SoakReport:
-        """Send `requests` requests and wait for all answers; assert the invariants on the way and at the end."""
+    def run(
+        self,
+        requests: int,
+        on_step: Callable[[SoakReport], None] | None = None,
+        go_on: Callable[[], bool] = lambda: True,
+    ) -> SoakReport:
+        """Send `requests` requests and wait for all answers; assert the invariants on the way and at the end.
+
+        No more are sent once `go_on` says False.
+        """
         report, draw, begin = self.report, self._random, time.perf_counter()
-        while report.requests < requests or self._open:
-            most = draw.choice((1, 8, 40))  # quiet and busy times
+        while (sending := report.requests < requests and go_on()) or self._open:
+            most = draw.choice((1, 8, 40)) if sending else 0  # quiet and busy times
             while report.requests < requests and len(self._open) < most and draw.random() < 0.9:
                 self._submit(draw.randrange(len(self._questions)))
             if self._open and draw.random() < self._cancel_share:
@@ -161,6 +169,7 @@ def soak_figures(engine: Engine, report: SoakReport) -> str:
         "answers that differ from the same request alone": len(report.wrong),
         "generated tokens": report.tokens,
         "steps": f"{report.steps} in {report.seconds:.0f} s",
+        "steps that replayed a CUDA graph": stats.graph_replays,
         "preemptions": stats.preemptions,
         "prefix hits": f"{stats.prefix_hits}, {stats.reused_tokens} tokens not computed",
         "state snapshots": stats.state_snapshots,
