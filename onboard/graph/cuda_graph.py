@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,12 @@ from torch.utils import _pytree as pytree
 
 from onboard.errors import OnboardError
 from onboard.graph.capture import pad_decode
+from onboard.graph.next_token import ChoosesTokens
 from onboard.graph.sequence import CachedSequenceInterface, input_names
+from onboard.graph.step_buffer import CHOICE_NAMES
 
+_CHOICE_INPUTS = (*CHOICE_NAMES, "input_ids", "state_slots")
+"""What the choice of tokens reads beside the graph's own inputs."""
 _WARM_UP_RUNS = 2  # the first compiles and tunes kernels, the second is what a step does from then on
 
 
@@ -24,15 +29,18 @@ class _Captured:
     """Where a replay reads its inputs, caches included."""
     caches: frozenset[str]
     """Those inputs that cannot be copied into place."""
+    tokens: torch.Tensor
+    """What was chosen, [sequences]."""
     output: Any
 
 
-class CapturedDecode(nn.Module):
+class CapturedDecode(ChoosesTokens):
     """A cached graph that replays captured decode steps and runs everything else as it is.
 
     Called with the same named inputs as the graph module and returns the same. A batch whose every query is one token
     is replayed when a size at least as large was captured (exactly as large, without `padding`); inputs that do not
-    already lie where the capture read them are copied there.
+    already lie where the capture read them are copied there. One CUDA graph holds a step from its input ids, some of
+    which only the device knows, to the tokens that it chooses (`next_token.py`).
     """
 
     def __init__(self, gm: nn.Module, *, padding: bool = True) -> None:
@@ -60,12 +68,14 @@ class CapturedDecode(nn.Module):
         """Capture a decode step of each size, the largest first, in one memory pool."""
         pool = torch.cuda.graph_pool_handle()
         longest = min(cache.info.max_seq_len, (cache.num_pages - 1) * cache.info.page_size)
+        names = input_names(self.gm)
         for size in sorted(sizes, reverse=True):
             # The longest context: what a kernel decides on the host from lengths must hold for every later step.
             cache.info.set_decode_example(size, longest)
-            inputs = {name: cache.args[name] for name in input_names(self.gm)}
-            graph, output = _capture(self.gm, inputs, pool)
-            self._captured[size] = _Captured(graph, inputs, frozenset(cache.caches), output)
+            args = {**cache.args, **cache.info.choice}
+            inputs = {name: args[name] for name in dict.fromkeys((*names, *_CHOICE_INPUTS))}
+            graph, (tokens, output) = _capture(partial(cache.latest.run, self.gm, inputs, names), size, pool)
+            self._captured[size] = _Captured(graph, inputs, frozenset(cache.caches), tokens, output)
 
     def forward(self, **inputs: torch.Tensor) -> Any:
         """Run one step; inputs as the graph module's placeholders."""
@@ -73,47 +83,59 @@ class CapturedDecode(nn.Module):
         if size is None:
             self.eager_calls += 1
             return self.gm(**inputs)
-        self.replays += 1
-        return self._replay(self._captured[size], inputs, size)
+        output, sequences = self._replay(inputs, size).output, inputs["input_ids"].shape[1]
+        # The static output is overwritten by the next replay: give away a copy.
+        return pytree.tree_map_only(torch.Tensor, lambda logits: logits[:, :sequences].clone(), output)
 
-    def _size_for(self, inputs: dict[str, torch.Tensor]) -> int | None:
+    def next_tokens(self, args: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any] | None:
+        """Replay a captured step; what is returned may have rows of padding, and is overwritten by the next replay."""
+        if (size := self._size_for(args)) is None:
+            return None
+        captured = self._replay(args, size)
+        return captured.tokens, captured.output
+
+    def _size_for(self, inputs: Mapping[str, torch.Tensor]) -> int | None:
         """Return the captured batch size that serves this step, None when it has to run eagerly."""
-        sequences, _, longest_query, _ = inputs["batch_info_host"].tolist()
+        sequences, _, longest_query, *_ = inputs["batch_info_host"].tolist()
         wanted = inputs.get("logits_gather_indices")
         if longest_query != 1 or (wanted is not None and len(wanted) != sequences):
             return None
         fitting = (size for size in self.sizes if size == sequences or (self.padding and size > sequences))
         return next(fitting, None)
 
-    def _replay(self, captured: _Captured, inputs: dict[str, torch.Tensor], size: int) -> Any:
-        sequences = inputs["input_ids"].shape[1]
-        elsewhere = {name: tensor for name, tensor in inputs.items() if not _same_place(tensor, captured.inputs[name])}
+    def _replay(self, inputs: Mapping[str, torch.Tensor], size: int) -> _Captured:
+        captured = self._captured[size]
+        elsewhere = {
+            name: inputs[name]
+            for name, place in captured.inputs.items()
+            if name in inputs and not _same_place(inputs[name], place)
+        }
         if moved := captured.caches & elsewhere.keys():
             problem = f"{min(moved)} was allocated again after the decode graphs were captured"
             raise OnboardError(problem, hint="Compile the model last")
         for name, tensor in pad_decode(elsewhere, size).items():
             captured.inputs[name].copy_(tensor)
         captured.graph.replay()
-        # The static output is overwritten by the next replay: give away a copy.
-        return pytree.tree_map_only(torch.Tensor, lambda logits: logits[:, :sequences].clone(), captured.output)
+        self.replays += 1
+        return captured
 
 
-def _capture(gm: nn.Module, inputs: dict[str, torch.Tensor], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+def _capture(step: Callable[[], Any], size: int, pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(_WARM_UP_RUNS):
-            gm(**inputs)
+            step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph, pool=pool):
-            output = gm(**inputs)
+            result = step()
     except RuntimeError as error:
-        size, reason = inputs["input_ids"].shape[1], str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         problem = f"a decode step of {size} sequences cannot be captured as a CUDA graph: {reason}"
         raise OnboardError(problem, hint="Set compile_backend to torch-simple") from error
-    return graph, output
+    return graph, result
 
 
 def _same_place(tensor: torch.Tensor, other: torch.Tensor) -> bool:

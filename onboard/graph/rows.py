@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from onboard.graph.step_buffer import CHOICE_NAMES, SAMPLING_NAMES, HostFields, IntArray
+from onboard.ops.sampling import uniforms
+
 
 class SequenceRows:
     """One row a running sequence, by its slot; row 0 is the padding sequence, which has no tokens and no pages.
@@ -17,7 +20,13 @@ class SequenceRows:
 
     def __init__(self, slots: int, max_seq_len: int, pages_per_sequence: int, groups: int = 1) -> None:
         self.tokens = np.zeros((slots, max_seq_len), dtype=np.int32)
-        """Known tokens of each sequence."""
+        """Known tokens of each sequence; the slot, negated, where only the device knows one."""
+        self.sampling = np.zeros((slots, len(SAMPLING_NAMES)), dtype=np.float32)
+        """How each sequence's tokens are chosen, by `SAMPLING_NAMES`."""
+        self.keys = np.zeros(slots, dtype=np.uint64)
+        """Of each sequence's random numbers."""
+        self.drawn = self.filtered = False
+        """Whether some token of the step that was written last is drawn, and from a filtered distribution."""
         self.num_cached = np.zeros(slots, dtype=np.int64)
         """Leading tokens of each sequence whose keys and values are cached."""
         self.tables: npt.NDArray[np.int32] = np.zeros((groups, slots, pages_per_sequence), dtype=np.int32)
@@ -31,6 +40,22 @@ class SequenceRows:
         self.num_cached[slot] = 0
         self.tables[:, slot] = 0
         self.changed[slot] = True
+
+    def set_sampling(self, slot: int, sampling: Sequence[float], key: int) -> None:
+        """Say how the tokens of a row are chosen."""
+        self.sampling[slot] = sampling
+        self.keys[slot] = key
+
+    def write_sampling(self, host: HostFields, slots: IntArray, lengths: IntArray) -> None:
+        """Write how the next tokens of sequences in `slots` are chosen, of which `lengths` tokens are known."""
+        chosen = self.sampling[slots]
+        for name, column in zip(SAMPLING_NAMES, chosen.T, strict=True):
+            host[name][: len(slots)] = column
+        temperature, top_k, top_p, min_p = chosen.T
+        self.drawn = bool(temperature.any())
+        self.filtered = self.drawn and bool(((top_k > 0) | (top_p < 1) | (min_p > 0))[temperature > 0].any())
+        if self.drawn:
+            host[CHOICE_NAMES[-1]][: len(slots)] = uniforms(self.keys[slots], lengths)
 
     def set_pages(self, slot: int, group: int, first: int, pages: Sequence[int]) -> None:
         """Write the pages of a sequence from its page number `first` on."""

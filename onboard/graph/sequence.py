@@ -15,10 +15,11 @@ import torch
 from torch import nn
 
 from onboard.graph.cache import CacheResource
+from onboard.graph.next_token import ChoosesTokens, Chosen, LatestTokens, wanted_logits
 from onboard.graph.pages import PageAllocator, PageGroup
 from onboard.graph.plan import CachePlan, Limits
 from onboard.graph.rows import SequenceRows
-from onboard.graph.step_buffer import IntArray, Layout, StepBuffer, table_names
+from onboard.graph.step_buffer import CHOICE_NAMES, IntArray, Layout, StepBuffer, table_names
 
 METADATA_NAMES = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host")
 """What attention over pages takes."""
@@ -70,9 +71,11 @@ class SequenceInfo:
         self.decode_sizes: list[int] = []
         """Captured decode batch sizes, ascending: a decode-only batch is padded up to the next one."""
         self._range = np.arange(max(self.max_num_tokens, max_batch_size) + 3)
-        self._info = torch.zeros(4, dtype=torch.int32)
+        self._info = torch.zeros(5, dtype=torch.int32)
         self.args: dict[str, torch.Tensor] = {}
-        """The graph's inputs for this step, by name."""
+        """The graph's inputs for this step."""
+        self.choice: dict[str, torch.Tensor] = {}
+        """How each sequence's next token is chosen, by `CHOICE_NAMES`: no inputs of the graph."""
         self.num_sequences = 0
         """Sequences of this step, without padding."""
         self.set_groups(1)
@@ -117,6 +120,7 @@ class SequenceInfo:
         for group, table in enumerate(self.rows.tables):
             self._write_mapping(layout, group, table[owners, page], step.positions)
         self._show(layout, slots)
+        self.rows.write_sampling(layout.host, slots, step.kv_lens)
         self._finish(layout, step, slots, step.ends - 1, rope_length, position_ids)
 
     def set_batch(
@@ -156,6 +160,7 @@ class SequenceInfo:
             shown = layout.host[table_names(group)[0]][: len(slots)]
             shown[:, : table.shape[1]] = table
             shown[:, table.shape[1] :] = 0
+        self.rows.write_sampling(layout.host, np.zeros_like(slots), step.kv_lens)
         self._finish(
             layout, step, slots, step.ends - 1 if logits_rows is None else logits_rows, rope_length, position_ids
         )
@@ -265,9 +270,11 @@ class SequenceInfo:
             positions[:given] = position_ids
         positions[:given] += self.first_position
         positions[given:] = max(rope_length - 1, 0)
-        self._info.numpy()[:] = sequences, tokens, step.longest, step.kv_lens.max()
+        whole = step.longest > 1 and step.kv_lens.sum() == tokens
+        self._info.numpy()[:] = sequences, tokens, step.longest, step.kv_lens.max(), whole
         self._buffer.copy_to_device(layout)
         self.args = self._views(layout, tokens, sequences, len(wanted))
+        self.choice = layout.choices(sequences)
 
     def _views(self, layout: Layout, tokens: int, sequences: int, rows: int) -> dict[str, torch.Tensor]:
         """Return the inputs' views; those of pure decode steps are kept, since making them takes a while."""
@@ -277,7 +284,8 @@ class SequenceInfo:
         counts = {"cu_seqlens": sequences + 1, "kv_lens": sequences, "state_slots": sequences}
         counts |= {table_names(group)[0]: sequences for group in range(self.num_groups)}
         counts["logits_gather_indices"] = rows
-        views = {name: tensor[: counts.get(name, tokens)] for name, tensor in layout.device.items()}
+        fields = layout.device.items()
+        views = {name: tensor[: counts.get(name, tokens)] for name, tensor in fields if name not in CHOICE_NAMES}
         for name in ("input_ids", "position_ids"):
             views[name] = views[name][None]
         views["batch_info_host"] = self._info
@@ -298,6 +306,7 @@ class CachedSequenceInterface:
         """The pages, by how far back those see who read them: each group has a table of its own."""
         self.num_pages = 0
         """Pages of a cache without a window, the spare page 0 included."""
+        self.latest = LatestTokens(info.num_slots, info.device)
         self._known: tuple[nn.Module, int, list[str]] | None = None
 
     def add_cache(self, name: str, resource: CacheResource) -> None:
@@ -396,18 +405,22 @@ class CachedSequenceInterface:
 
     def call(self, gm: nn.Module) -> torch.Tensor:
         """Run `gm` on the present step with exactly the inputs that it names; return logits [1, rows, vocabulary]."""
-        info, caches = self.info.args, self.caches
-        output = gm(**{name: info[name] if name in info else caches[name] for name in self._names(gm)})
+        args = self.args
+        output = gm(**{name: args[name] for name in self._names(gm)})
         logits = getattr(output, "logits", output)
         assert isinstance(logits, torch.Tensor)
         return logits
 
     def logits(self, gm: nn.Module) -> torch.Tensor:
         """Run `gm` and return the wanted logits [wanted rows, vocabulary], padding rows included."""
-        logits = self.call(gm)[0]
-        if "logits_gather_indices" in self._names(gm):
-            return logits
-        return logits[self.info.args["logits_gather_indices"]]
+        return wanted_logits(self.call(gm), self.info.args, self._names(gm))
+
+    def next_tokens(self, gm: nn.Module) -> Chosen:
+        """Run `gm` and choose a token a sequence, padding included; what is returned lasts until the next call."""
+        args, names, rows = {**self.args, **self.info.choice}, self._names(gm), self.info.rows
+        replayed = gm.next_tokens(args) if isinstance(gm, ChoosesTokens) else None
+        tokens, output = replayed or self.latest.run(gm, args, names, drawn=rows.drawn, filtered=rows.filtered)
+        return tokens, lambda: wanted_logits(output, args, names)
 
     def _names(self, gm: nn.Module) -> list[str]:
         """Return the names of the inputs of `gm`, read off its graph only after the graph has changed."""

@@ -1,4 +1,4 @@
-"""The memory in which a step's integers lie: one pinned host buffer, one device buffer, one copy between them.
+"""The memory in which a step's numbers lie: one pinned host buffer, one device buffer, one copy between them.
 
 Fields that have an entry a token come twice, for decode-sized rows in front of the fields that have one a sequence, and
 for full rows behind them. So each kind of step is one contiguous copy of no more than it needs, and every input of a
@@ -8,15 +8,20 @@ captured CUDA graph stays at its address.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 IntArray = npt.NDArray[np.integer]
+HostFields = dict[str, npt.NDArray[Any]]
 
 _ALIGNMENT = 256  # bytes; Triton specialises on aligned pointers
 _BY_TOKEN = ("input_ids", "position_ids", "logits_gather_indices")
+SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p")
+CHOICE_NAMES = (*SAMPLING_NAMES, "uniform")
+"""How each sequence's next token is chosen, in the order in which `choose_tokens` takes it."""
 _Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
@@ -30,12 +35,19 @@ class Layout:
     """Where each field lies when rows have at most `tokens` tokens."""
 
     tokens: int
-    host: dict[str, IntArray]
+    host: HostFields
     device: dict[str, torch.Tensor]
     span: slice
     """Bytes to copy."""
     views: dict[tuple[int, int, int], dict[str, torch.Tensor]] = field(default_factory=dict)
     """Inputs of earlier steps, by number of tokens, sequences and rows of logits."""
+    chosen: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+
+    def choices(self, sequences: int) -> dict[str, torch.Tensor]:
+        """Return the device's fields that say how each sequence's next token is chosen, the same tensors each time."""
+        if sequences not in self.chosen:
+            self.chosen[sequences] = {name: self.device[name][:sequences] for name in CHOICE_NAMES}
+        return self.chosen[sequences]
 
 
 class StepBuffer:
@@ -74,7 +86,7 @@ class StepBuffer:
             self._device[layout.span].copy_(self._host[layout.span], non_blocking=True)
             self._copied.record()
 
-    def _fields(self, shapes: _Shapes, offset: int) -> dict[str, tuple[IntArray, torch.Tensor]]:
+    def _fields(self, shapes: _Shapes, offset: int) -> dict[str, tuple[npt.NDArray[Any], torch.Tensor]]:
         fields = {}
         for name, (shape, dtype) in shapes.items():
             span = slice(offset, offset + int(np.prod(shape)) * dtype.itemsize)
@@ -84,7 +96,7 @@ class StepBuffer:
         return fields
 
 
-def _layout(tokens: int, fields: dict[str, tuple[IntArray, torch.Tensor]], span: slice) -> Layout:
+def _layout(tokens: int, fields: dict[str, tuple[npt.NDArray[Any], torch.Tensor]], span: slice) -> Layout:
     host = {name: array for name, (array, _) in fields.items()}
     return Layout(tokens, host, {name: tensor for name, (_, tensor) in fields.items()}, span)
 
@@ -100,6 +112,8 @@ def _by_sequence(sequences: int, pages: int, groups: int) -> _Shapes:
         "cu_seqlens": ((sequences + 1,), torch.int32),
         "kv_lens": ((sequences,), torch.int32),
         "state_slots": ((sequences,), torch.int64),
+        **dict.fromkeys(SAMPLING_NAMES, ((sequences,), torch.float32)),
+        "uniform": ((sequences,), torch.float64),
         **dict.fromkeys(tables, ((sequences, pages), torch.int32)),
     }
 

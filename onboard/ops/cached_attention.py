@@ -69,7 +69,7 @@ def torch_cached_attention(
         kv_lens: [sequences] int32, keys of each sequence, the new ones included.
         block_table: [sequences, pages] int32, the pages of each sequence.
         slot_mapping: [tokens] int64, page * page_size + offset of each token.
-        batch_info_host: [4] int32 on the CPU; the first entry is the number of sequences.
+        batch_info_host: [5] int32 on the CPU; the first entry is the number of sequences.
         k_cache: [pages, kv_heads, page_size, head_dim], written to; its dtype may differ from the activations'.
         v_cache: [pages, kv_heads, page_size, value_dim], likewise.
         sinks, scale, sliding_window, logit_cap, alibi_slopes, chunk_size: as in `torch_attention`.

@@ -46,7 +46,7 @@ def torch_cached_lightning_indexer(
         [1, tokens, top_k] int64, positions within each token's sequence; -1 where there are fewer keys.
     """
     write_tokens(index_cache, key[0].unsqueeze(1), slot_mapping)
-    sequences, _, longest_query, longest_kv = batch_info_host.tolist()
+    sequences, _, longest_query, longest_kv, *_ = batch_info_host.tolist()
     if longest_query == 1:
         pages = block_table[:, : -(-longest_kv // index_cache.shape[2])]
         stored = index_cache[pages.long()].flatten(1, 3).to(query.dtype)  # [sequences, keys, dim]

@@ -52,7 +52,7 @@ def torch_cached_sparse_mla(
         [1, tokens, heads, value_dim]; zeros for tokens beyond the last sequence.
     """
     write_tokens(mla_cache, torch.cat([compressed_kv[0].unsqueeze(1), kpe[0]], dim=-1), slot_mapping)
-    sequences, _, longest_query, longest_kv = batch_info_host.tolist()
+    sequences, _, longest_query, longest_kv, *_ = batch_info_host.tolist()
     if longest_query == 1:
         positions = _positions(indices, kv_lens, sliding_window, longest_kv)
         factor = (q_nope.shape[-1] + q_pe.shape[-1]) ** -0.5 if scale is None else scale

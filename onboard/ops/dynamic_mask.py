@@ -83,7 +83,7 @@ def torch_cached_dynamic_mask_attention(
     caches = (k_cache, v_cache, bias_cache)
     for cache, tokens in zip(caches, (key[0], value[0], key_bias[0].unsqueeze(-1)), strict=True):
         write_tokens(cache, tokens, slot_mapping)
-    sequences, _, longest_query, longest_kv = batch_info_host.tolist()
+    sequences, _, longest_query, longest_kv, *_ = batch_info_host.tolist()
     if longest_query == 1:
         pages = block_table[:, : -(-longest_kv // k_cache.shape[2])].long()
         keys, values, biases = (cache[pages].transpose(2, 3).flatten(1, 2).to(query.dtype) for cache in caches)

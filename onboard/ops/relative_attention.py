@@ -84,7 +84,7 @@ def torch_cached_relative_attention(
     """
     write_tokens(k_cache, key[0], slot_mapping)
     write_tokens(v_cache, value[0], slot_mapping)
-    sequences, _, longest_query, longest_kv = batch_info_host.tolist()
+    sequences, _, longest_query, longest_kv, *_ = batch_info_host.tolist()
     if longest_query == 1:
         pages = block_table[:, : -(-longest_kv // k_cache.shape[2])].long()
         keys, values = (cache[pages].transpose(2, 3).flatten(1, 2).to(query.dtype) for cache in (k_cache, v_cache))

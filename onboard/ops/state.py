@@ -33,10 +33,10 @@ def advance(
         cu_seqlens: [sequences + 1] int32, where each sequence's new tokens start.
         kv_lens: [sequences] int32, tokens of each sequence, the new ones included.
         state_slots: [sequences] int64, where in the cache each state lies; padding has slot 0.
-        batch_info_host: [4] int32 on the CPU: sequences, tokens, longest query, longest sequence.
+        batch_info_host: [5] int32 on the CPU: sequences, tokens, longest query, longest sequence.
         cache: [slots, ...], written to.
     """
-    sequences, _, longest_query, _ = batch_info_host.tolist()
+    sequences, _, longest_query, *_ = batch_info_host.tolist()
     if longest_query == 1:
         new = (kv_lens == 1).view(-1, *[1] * (cache.dim() - 1))
         state = torch.where(new, torch.zeros((), dtype=cache.dtype, device=cache.device), cache[state_slots])

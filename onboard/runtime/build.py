@@ -57,9 +57,15 @@ def build_engine(
         composite=Composite(context) if context.factory.eager_modules else None,
         rope=length_dependent_rope(context.factory.text_config.to_dict()),
         reuse=context.runtime.kv_cache_config.enable_block_reuse,
+        overlap=_overlaps(context),
         history=context.history,
         facts=context.facts,
     )
+
+
+def _overlaps(context: TransformContext) -> bool:
+    wanted = context.runtime.overlap
+    return context.device.type == "cuda" if wanted is None else wanted
 
 
 def check_cached(gm: nn.Module, context: TransformContext) -> None:

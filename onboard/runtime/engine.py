@@ -14,14 +14,16 @@ from torch import fx, nn
 
 from onboard.errors import UsageError
 from onboard.graph.fx import graph_modules
+from onboard.graph.next_token import Chosen
 from onboard.graph.prompt_inputs import with_given_inputs
 from onboard.graph.sequence import CachedSequenceInterface
 from onboard.runtime.composite import Composite
+from onboard.runtime.flight import Flight, Landing
 from onboard.runtime.memory import CacheMemory
 from onboard.runtime.prompt_inputs import PromptInputs, given_rows
 from onboard.runtime.request import FinishReason, Request, Step
 from onboard.runtime.rope import LengthDependentRope
-from onboard.runtime.sampling import SamplingParams, make_generator, sample
+from onboard.runtime.sampling import SamplingParams, logprobs, stream_key
 from onboard.runtime.scheduler import Scheduler
 from onboard.runtime.tokenizer import Detokenizer, Tokenizer
 
@@ -53,6 +55,10 @@ class EngineStats:
     """Cache pages that there are."""
     graph_replays: int = 0
     """Steps that replayed a CUDA graph."""
+    steps_ahead: int = 0
+    """Steps that were started before the tokens of the one before had arrived."""
+    dropped_tokens: int = 0
+    """Tokens of such steps for requests that had ended with the step before."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -80,6 +86,8 @@ class EngineStats:
 class Engine:
     """One model, ready to run: the cached graph, its caches and the scheduler.
 
+    With `overlap` the next step is prepared and started while the device is at work on the present one. What ends a
+    request is then seen one step late, and the token that was too many is dropped: answers are the same either way.
     `history` (one entry a transform) and `facts` (fallbacks, skipped matches) are those of the pipeline.
     """
 
@@ -94,6 +102,8 @@ class Engine:
     """The towers of a composite model."""
     reuse: bool = True
     """Whether a request takes over what earlier ones with the same beginning left in the cache."""
+    overlap: bool = False
+    """Has no effect with `rope`: which table comes next depends on what has ended."""
     history: list[Any] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
 
@@ -113,6 +123,8 @@ class Engine:
             self.memory, max_batch_size=info.max_batch_size, max_num_tokens=info.max_num_tokens, rope=self.rope
         )
         self.stats = EngineStats(pages=sum(group.allocator.num_usable for group in cache.groups))
+        self._landing = Landing(info.max_batch_size + 1, info.device)
+        self._ahead: Flight | None = None
         self._detokenizers: dict[int, Detokenizer] = {}
         self._given_graphs: dict[tuple[bool, bool], fx.GraphModule] = {}
 
@@ -134,9 +146,10 @@ class Engine:
         if params.stop and self.tokenizer is None:
             raise UsageError("stop texts need a tokenizer and the checkpoint has none", hint="Use stop_token_ids")
         given = self._prepare(list(prompt), inputs) if inputs else None
-        generators = [make_generator(params, index) for index in range(params.n)]
-        outputs = [Request(list(prompt), params, generator, priority, given) for generator in generators]
+        keys = [stream_key(params, index) for index in range(params.n)]
+        outputs = [Request(list(prompt), params, key, priority, given) for key in keys]
         for output in outputs:
+            output.limit = min(len(prompt) + params.max_tokens, self.capacity)
             self.scheduler.add(output)
         return outputs
 
@@ -157,21 +170,20 @@ class Engine:
                     on_step(step)
         finally:
             self.scheduler.abort()
+            self._ahead = None
             self._detokenizers.clear()
 
     @torch.inference_mode()
     def step(self) -> Step:
-        """Run one forward pass and choose the next token of every sequence that it completes."""
+        """Finish one forward pass, and take in the next token of every sequence that it completes."""
         start = time.perf_counter()
-        step = self.scheduler.schedule()
-        self.cache.info.set_rows(
-            step.slots(), step.lengths(), rope_length=step.rope_length, position_ids=step.position_ids()
-        )
-        logits = self._forward(step)
-        complete = self.scheduler.complete(step)
-        self._choose(logits, complete)
-        self._count(step, len(complete), time.perf_counter() - start)
-        return step
+        flight = self._ahead if self._ahead is not None and self._ahead.step.is_live() else None
+        flight = flight or self._launch(self.scheduler.schedule())
+        self.scheduler.settle(flight.step)
+        self._ahead = self._launch_ahead() if self.overlap and self.rope is None else None
+        self._take_in(flight)
+        self._count(flight.step, time.perf_counter() - start)
+        return flight.step
 
     @torch.inference_mode()
     def logits(self, input_ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
@@ -184,17 +196,30 @@ class Engine:
         with self.cache.lent_pages([len(tokens)]) as pages:
             return torch.cat(list(self._prefill_logits(tokens, pages)))
 
-    def _forward(self, step: Step) -> torch.Tensor:
+    def _launch(self, step: Step) -> Flight:
+        """Start a step; return without its tokens."""
+        self.cache.info.set_rows(
+            step.slots(), step.lengths(), rope_length=step.rope_length, position_ids=step.position_ids()
+        )
+        tokens, logits = self._run_given(step) if step.has_given() else self._run(step)
+        complete = self.scheduler.launched(step)
+        wanted = any(sequence.params.logprobs is not None for _, sequence in complete)
+        return Flight(step, complete, self._landing.receive(tokens), logits().clone() if wanted else None)
+
+    def _launch_ahead(self) -> Flight | None:
+        """Start the step after one whose tokens are still to come, if they need not be known for it."""
+        step = self.scheduler.schedule_ahead()
+        return None if step is None else self._launch(step)
+
+    def _run(self, step: Step) -> Chosen:
         """Run the graph; a decode step for which graphs were captured and none was replayed is a fact."""
-        if step.has_given():
-            return self._forward_given(step)
         before = self._replays
-        logits = self.cache.logits(self.gm)
+        chosen = self.cache.next_tokens(self.gm)
         if self._replays == before and hasattr(self.gm, "replays") and step.num_tokens == len(step.chunks):
             fact = f"decode steps of {len(step.chunks)} sequences ran without a CUDA graph"
             if fact not in self.facts:
                 self.facts.append(fact)
-        return logits
+        return chosen
 
     def _prepare(self, prompt: list[int], inputs: Mapping[str, Any]) -> PromptInputs:
         if self.composite is None:
@@ -207,7 +232,7 @@ class Engine:
             )
         return given
 
-    def _forward_given(self, step: Step) -> torch.Tensor:
+    def _run_given(self, step: Step) -> Chosen:
         """Run a step in which prompts with images are read: rows of their tokens come from the towers."""
         parts = [chunk.sequence.given for chunk in step.chunks if chunk.reads_given()]
         rope = any(part.tables is not None for part in parts if part is not None)
@@ -219,7 +244,7 @@ class Engine:
             self._given_graphs[rope, blocks] = with_given_inputs(graph, embedding, rope=rope, blocks=blocks)
         info = self.cache.info
         info.args = {**info.args, **given_rows(step, info.args["input_ids"].shape[1], info.device)}
-        return self.cache.logits(self._given_graphs[rope, blocks])
+        return self.cache.next_tokens(self._given_graphs[rope, blocks])
 
     @property
     def _replays(self) -> int:
@@ -256,32 +281,31 @@ class Engine:
                 hint="Shorten it, or raise max_seq_len (and the cache's max_tokens)",
             )
 
-    def _count(self, step: Step, completed: int, seconds: float) -> None:
+    def _count(self, step: Step, seconds: float) -> None:
         stats, memory = self.stats, self.memory.stats
         stats.steps += 1
         stats.seconds += seconds
-        stats.generated_tokens += completed
         stats.prompt_tokens += step.num_filling
+        stats.steps_ahead += self._ahead is not None
         stats.preemptions = self.scheduler.num_preemptions
         stats.prefix_hits, stats.reused_tokens = memory.prefix_hits, memory.reused_tokens
         stats.state_snapshots, stats.most_pages = memory.state_snapshots, memory.most_pages
         stats.graph_replays = self._replays
 
-    def _choose(self, logits: torch.Tensor, complete: list[tuple[int, Request]]) -> None:
-        if not complete:
-            return
-        sequences = [sequence for _, sequence in complete]
-        rows = [row for row, _ in complete]
-        wanted = logits[: len(rows)] if rows[-1] == len(rows) - 1 else logits[rows]
-        capacity = self.capacity
-        choices = sample(wanted, [each.params for each in sequences], [each.generator for each in sequences])
-        for sequence, choice in zip(sequences, choices, strict=True):
-            self.scheduler.append(sequence, choice.token)
+    def _take_in(self, flight: Flight) -> None:
+        """Append the tokens of a step to its sequences, and retire those that have ended."""
+        capacity, taken = self.capacity, 0
+        for row, sequence, token in flight.chosen():
+            taken += 1
+            self.scheduler.append(sequence, token)
             if sequence.params.logprobs is not None:
-                sequence.logprobs.append(choice.logprobs)
+                assert flight.logits is not None
+                sequence.logprobs.append(logprobs(flight.logits[row], token, sequence.params.logprobs))
             if (reason := self._finish_reason(sequence, capacity)) is not None:
                 self.scheduler.finish(sequence, reason)
                 self._set_text(sequence)
+        self.stats.generated_tokens += taken
+        self.stats.dropped_tokens += len(flight.complete) - taken
 
     def _finish_reason(self, sequence: Request, capacity: int) -> FinishReason | None:
         params, token = sequence.params, sequence.tokens[-1]

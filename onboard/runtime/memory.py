@@ -103,6 +103,7 @@ class CacheMemory:
         """Give a request a slot, the known pages before `border` and, where nothing leaves a window, all the others."""
         (request.slot,) = self.slots.take(1)
         self.rows.start(request.slot, request.tokens)
+        self.rows.set_sampling(request.slot, request.params.row(), request.key)
         request.pages = [[] for _ in self.groups]
         request.num_admitted = len(request.tokens)
         for index, group in enumerate(self.groups):
@@ -154,7 +155,7 @@ class CacheMemory:
         if not self.reuse:
             return ()
         request, start = chunk.sequence, chunk.sequence.num_cached
-        last = (start + chunk.length) // self.page_size
+        last = min(start + chunk.length, len(request.tokens)) // self.page_size
         return self._digests(request, last)[start // self.page_size : last]
 
     def awaits(self, request: Request, border: int) -> bytes | None:
@@ -163,11 +164,14 @@ class CacheMemory:
             return None
         return self._digests(request, border + 1)[border]
 
+    def advance(self, request: Request, length: int) -> None:
+        """Record that the next `length` tokens are being cached."""
+        self._set_cached(request, request.num_cached + length)
+
     def computed(self, request: Request, length: int) -> None:
-        """Record that the next `length` tokens are cached: keep what they fill, free what has left its window."""
-        start = request.num_cached
-        end = start + length
-        self._set_cached(request, end)
+        """Keep what the last `length` cached tokens fill, all of them known by now; free what has left its window."""
+        end = request.num_cached
+        start = end - length
         first, last = start // self.page_size, end // self.page_size
         if self.reuse and last > first:
             self._keep(request, first, last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,7 +22,8 @@ class Request:
 
     prompt: list[int]
     params: SamplingParams
-    generator: np.random.Generator
+    key: int
+    """Of its random numbers (`ops/sampling.py`)."""
     priority: int = 0
     """Smaller ones go first; among equals, those that arrived first."""
     given: PromptInputs | None = None
@@ -32,6 +34,10 @@ class Request:
     text: str = ""
     """The generated text, set at the end."""
     finish_reason: FinishReason | None = None
+    limit: int = sys.maxsize
+    """Most tokens that it can have, prompt included."""
+    unseen: int = 0
+    """Tokens after the known ones that the device has chosen, or will by the time that it is asked."""
     num_preemptions: int = 0
     num_reused: int | None = None
     """Leading tokens that were found in the cache when it started; None: it has not."""
@@ -78,9 +84,14 @@ class Request:
         return len(self.tokens) - len(self.prompt)
 
     @property
+    def length(self) -> int:
+        """Tokens that it has, those that only the device knows included."""
+        return len(self.tokens) + self.unseen
+
+    @property
     def num_pending(self) -> int:
-        """Known tokens that are not cached yet."""
-        return len(self.tokens) - self.num_cached
+        """Tokens that are not cached yet."""
+        return len(self.tokens) + self.unseen - self.num_cached
 
 
 @dataclass(slots=True)
@@ -127,6 +138,10 @@ class Step:
         if self.num_tokens == len(self.chunks):
             return None
         return np.array([chunk.length for chunk in self.chunks])
+
+    def is_live(self) -> bool:
+        """Whether some of its sequences are unfinished."""
+        return any(chunk.sequence.finish_reason is None for chunk in self.chunks)
 
     def has_given(self) -> bool:
         """Whether some of its tokens have rows from outside."""

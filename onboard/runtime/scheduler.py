@@ -21,6 +21,10 @@ from onboard.runtime.rope import LengthDependentRope
 _in_order = attrgetter("order")
 
 
+class _TokensNeededError(Exception):
+    """A sequence is to be computed again of which only the device knows a token."""
+
+
 class Scheduler:
     """Admits, advances, preempts and retires sequences; the caller runs the steps and appends the tokens."""
 
@@ -64,22 +68,41 @@ class Scheduler:
             if not self.running and self._border() is None:
                 raise OnboardError("the cache has no room for one request", hint="Something else holds its pages")
             step = self._fill(Step(self._next_table()))
-        for chunk in step.chunks:
-            chunk.sequence.last_step = self.num_steps
-        self.num_steps += 1
-        return step
+        return self._numbered(step)
 
-    def complete(self, step: Step) -> list[tuple[int, Request]]:
-        """Record that a step was run; return the sequences whose next token it chose, and their rows in the batch."""
+    def schedule_ahead(self) -> Step | None:
+        """Return the step after one whose tokens are still to come; None: they have to be known first."""
+        try:
+            step = self._fill(Step(self._next_table()))
+        except _TokensNeededError:
+            return None
+        return self._numbered(step) if step.chunks else None
+
+    def launched(self, step: Step) -> list[tuple[int, Request]]:
+        """Record that a step was started; return the sequences whose next token it chooses, and their rows in it.
+
+        Until `append` such a token is one that only the device knows.
+        """
         completing = [(row, chunk.sequence) for row, chunk in enumerate(step.chunks) if chunk.completes]
         for chunk in step.chunks:
-            self.memory.computed(chunk.sequence, chunk.length)
+            self.memory.advance(chunk.sequence, chunk.length)
+        tokens = self.memory.rows.tokens
+        for _, sequence in completing:
+            tokens[sequence.slot, sequence.length] = -sequence.slot
+            sequence.unseen += 1
         return completing
+
+    def settle(self, step: Step) -> None:
+        """Record that all tokens that a started step reads are known; before the next one is scheduled."""
+        for chunk in step.chunks:
+            if chunk.sequence.finish_reason is None:
+                self.memory.computed(chunk.sequence, chunk.length)
 
     def append(self, sequence: Request, token: int) -> None:
         """Append a generated token; a sequence that outgrows its rotary table is computed anew with the next one."""
         self.memory.rows.tokens[sequence.slot, len(sequence.tokens)] = token
         sequence.tokens.append(token)
+        sequence.unseen -= 1
         if self.rope and self._table(sequence) != sequence.table:
             sequence.table = self._table(sequence)
             self.memory.restart(sequence)
@@ -106,6 +129,12 @@ class Scheduler:
         for sequence in [*self.running, *self.waiting]:
             self.cancel(sequence)
 
+    def _numbered(self, step: Step) -> Step:
+        for chunk in step.chunks:
+            chunk.sequence.last_step = self.num_steps
+        self.num_steps += 1
+        return step
+
     def _fill(self, step: Step) -> Step:
         self._make_way()
         decoding = sum(sequence.num_pending == 1 for sequence in self.running)
@@ -122,7 +151,7 @@ class Scheduler:
 
         A prompt leaves room for the `decoding` sequences after it, unless the least it can take has none then.
         """
-        if sequence.table != step.rope_length:
+        if sequence.table != step.rope_length or sequence.num_cached + pending >= sequence.limit:
             return
         budget = self.max_num_tokens - step.num_tokens
         if pending == 1:  # nearly always, so this has to be quick
@@ -182,6 +211,8 @@ class Scheduler:
 
     def _preempt(self, sequence: Request) -> None:
         """Take a sequence's pages away; it computes its tokens again when it is admitted next."""
+        if sequence.unseen:
+            raise _TokensNeededError
         self.running.remove(sequence)
         self.memory.release(sequence)
         insort(self.waiting, sequence, key=_in_order)

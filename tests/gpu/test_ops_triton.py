@@ -124,13 +124,14 @@ def make_step(
         torch.tensor(kv_lens, device="cuda").int(),
         table,
         torch.cat(mapping),
-        torch.tensor([len(lengths), sum(new), max(new), max(kv_lens)], dtype=torch.int32),
+        torch.tensor([len(lengths), sum(new), max(new), max(kv_lens), new == kv_lens], dtype=torch.int32),
         *(randn(*shape, dtype=dtype) for _ in range(2)),
     )
 
 
 STEPS = {
     "prefill": [(700, 700), (3, 3), (129, 129)],
+    "one prompt": [(512, 512)],
     "chunked prefill": [(256, 1500), (100, 101)],
     "decode": [(1, n) for n in (1, 2, 31, 32, 33, 64, 65, 500, 1025, 4000)],
     "one decode": [(1, 3001)],
@@ -158,6 +159,18 @@ def test_cached_attention(step: str, model: str, dtype: torch.dtype) -> None:
     assert relative_error(ours.run(**options), expected) < DTYPES[dtype]
     assert torch.equal(ours.k_cache.double(), theirs.k_cache)
     assert torch.equal(ours.v_cache.double(), theirs.v_cache)
+
+
+def test_rows_of_no_sequence_are_zeros_beside_whole_prompts() -> None:
+    step = make_step(STEPS["prefill"], 32, 8, 128, torch.bfloat16)
+    expected = step.double().run("torch")
+    real = expected.shape[1]
+    for name in ("query", "key", "value"):
+        setattr(step, name, F.pad(getattr(step, name), (0, 0, 0, 0, 0, 7)))
+    step.slot_mapping = F.pad(step.slot_mapping, (0, 7))
+    out = step.run()
+    assert relative_error(out[:, :real], expected) < 1e-2
+    assert not out[:, real:].any()
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float32])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -142,7 +143,7 @@ def attention_kernel(
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, LOGIT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    SPLIT: tl.constexpr, WRITE: tl.constexpr, DOT_TYPE: tl.constexpr,
+    SPLIT: tl.constexpr, WRITE: tl.constexpr, DOT_TYPE: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
     """Attend BLOCK_M rows of one sequence and one key head over one of `splits` shares of its keys.
@@ -150,7 +151,10 @@ def attention_kernel(
     With WRITE each sequence has one new token: the program whose share holds it stores it, and takes it from the
     arguments, not from the cache, so that no program waits for another. With SPLIT out is [tokens, heads, splits,
     value_dim] float32 of parts, each normalised by itself, and lse the base-2 logarithm of what each was divided by.
+    With EARLY the kernel after it may be started now, and waits where it needs the parts.
     """
+    if EARLY:
+        gdc_launch_dependents()
     sequence, kv_head = tl.program_id(2), tl.program_id(1)
     block, split = tl.program_id(0) // splits, tl.program_id(0) % splits
     start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
@@ -235,11 +239,12 @@ def attention_kernel(
 def combine_kernel(
     out_ptr, parts_ptr, lse_ptr, cu_seqlens_ptr, kv_lens_ptr, sinks_ptr,
     HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+    SPLITS: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
     """Join BLOCK_VALUE channels of the parts of one head of one decoding sequence.
 
-    Each part is weighted by what it was divided by.
+    Each part is weighted by what it was divided by. With EARLY it was started before the parts are there; what it
+    reads until it waits comes from earlier kernels.
     """
     sequence, head = tl.program_id(0), tl.program_id(1)
     token = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
@@ -251,6 +256,8 @@ def combine_kernel(
     split, channel = tl.arange(0, SPLITS), tl.program_id(2) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
     used = split * share < length - first
     row = (token * HEADS + head) * SPLITS + split
+    if EARLY:
+        gdc_wait()
     lse = tl.load(lse_ptr + row, mask=used, other=float("-inf"))
     peak = tl.max(lse, 0)
     if HAS_SINKS:

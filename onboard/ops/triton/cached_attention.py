@@ -14,9 +14,18 @@ import triton
 from torch import Tensor
 
 from onboard.ops.cached_attention import fake_cached_attention
+from onboard.ops.dense_prefill import attend_whole_prompts, takes_whole_prompts
 from onboard.ops.library import register_op
 from onboard.ops.triton.attention_kernels import attention_kernel, combine_kernel, write_cache_kernel
-from onboard.ops.triton.launch import dot_type, last_contiguous, processors, require_device, splits_for, tile_width
+from onboard.ops.triton.launch import (
+    dot_type,
+    last_contiguous,
+    processors,
+    require_device,
+    splits_for,
+    starts_early,
+    tile_width,
+)
 
 MOST_SPLITS = 64
 PROGRAMS_PER_PROCESSOR = 4
@@ -38,7 +47,7 @@ def _choose_tiles(rows: int, channels: int, dtype: torch.dtype, decode: bool) ->
     if dtype == torch.float32:  # products of float32 proper run outside the matrix units, on operands in registers
         most_rows, keys, stages = 32, 16, 2
     elif channels <= 128:
-        most_rows, keys, stages = 128, 64, 5 if decode else 3
+        most_rows, keys, stages = (128, 32, 4) if decode else (128, 64, 3)
     elif channels <= 256:
         most_rows, keys, stages = 128, 32, 3
     else:
@@ -55,6 +64,23 @@ def _write(key: Tensor, value: Tensor, slot_mapping: Tensor, k_cache: Tensor, v_
         *k_cache.stride()[:3], *v_cache.stride()[:3],
         KV_HEADS=kv_heads, DIM=dim, VALUE_DIM=value_dim, PAGE=k_cache.shape[2],
         BLOCK_KEY=tile_width(kv_heads * dim), BLOCK_VALUE=tile_width(kv_heads * value_dim),
+    )  # fmt: skip
+
+
+def _combine(
+    out: Tensor,
+    parts: Tensor,
+    lse: Tensor,
+    cu_seqlens: Tensor,
+    kv_lens: Tensor,
+    sinks: Tensor | None,
+    options: dict[str, Any],
+) -> None:
+    _, heads, splits = lse.shape
+    early = starts_early(out.device)
+    combine_kernel[(len(kv_lens), heads)](
+        out, parts, lse, cu_seqlens, kv_lens, sinks,
+        HEADS=heads, SPLITS=splits, EARLY=early, launch_pdl=early, **options,
     )  # fmt: skip
 
 
@@ -101,29 +127,29 @@ def triton_cached_attention(
 ) -> Tensor:
     """`torch_cached_attention` as kernels: one or two launches in decode, two otherwise.
 
+    Where all sequences of a step begin with it, nothing has to be read from pages: `onboard.ops.dense_prefill`.
     `batch_info_host` says which kernels run: a captured decode step may be replayed for the same number of sequences.
     """
     require_device(query)
     q, k, v = (last_contiguous(t)[0] for t in (query, key, value))
     (tokens, heads, dim), (kv_heads, value_dim) = q.shape, v.shape[1:]
-    sequences, _, longest_query, _ = batch_info_host.tolist()
+    sequences, _, longest_query, *_ = batch_info_host.tolist()
     plan = _plan(q, v_cache, block_table, sequences, longest_query)
     # Rows that no sequence owns must be zeros; a decode batch has none, it is padded with whole sequences.
     new = q.new_empty if plan.decode and tokens == sequences else q.new_zeros
-    out = parts = lse = new((tokens, heads, value_dim))
     if not plan.decode:
         _write(k, v, slot_mapping, k_cache, v_cache)
+        options = (sinks, sliding_window, logit_cap, alibi_slopes, chunk_size)
+        if all(each is None for each in options) and takes_whole_prompts(q, k, v, k_cache, batch_info_host):
+            return attend_whole_prompts(q, k, v, cu_seqlens, batch_info_host, scale)[None]
+    out = parts = lse = new((tokens, heads, value_dim))
     if plan.splits > 1:
         parts = q.new_empty((tokens, heads, plan.splits, value_dim), dtype=torch.float32)
         lse = q.new_empty((tokens, heads, plan.splits), dtype=torch.float32)
     common: dict[str, Any] = {
-        "VALUE_DIM": value_dim,
-        "WINDOW": sliding_window,
-        "CHUNK": chunk_size,
-        "HAS_SINKS": sinks is not None,
-        "BLOCK_N": plan.tiles.keys,
-        "BLOCK_VALUE": tile_width(value_dim),
-    }
+        "VALUE_DIM": value_dim, "WINDOW": sliding_window, "CHUNK": chunk_size, "HAS_SINKS": sinks is not None,
+        "BLOCK_N": plan.tiles.keys, "BLOCK_VALUE": tile_width(value_dim),
+    }  # fmt: skip
     attention_kernel[(plan.blocks * plan.splits, kv_heads, sequences)](
         parts, lse, q, k, v, cu_seqlens, kv_lens, block_table, slot_mapping, k_cache, v_cache, sinks, alibi_slopes,
         dim**-0.5 if scale is None else scale, plan.splits,
@@ -131,13 +157,11 @@ def triton_cached_attention(
         *k_cache.stride()[:3], *v_cache.stride()[:3],
         GROUP=heads // kv_heads, KV_HEADS=kv_heads, DIM=dim, PAGE=k_cache.shape[2], LOGIT_CAP=logit_cap,
         HAS_SLOPES=alibi_slopes is not None,
-        SPLIT=plan.splits > 1, WRITE=plan.decode,
-        DOT_TYPE=dot_type(q.dtype),
+        SPLIT=plan.splits > 1, WRITE=plan.decode, DOT_TYPE=dot_type(q.dtype),
+        EARLY=plan.splits > 1 and starts_early(q.device),
         BLOCK_M=plan.tiles.rows, BLOCK_DIM=tile_width(dim), **common,
         num_warps=plan.tiles.num_warps, num_stages=plan.tiles.num_stages,
     )  # fmt: skip
     if plan.splits > 1:
-        combine_kernel[(sequences, heads)](
-            out, parts, lse, cu_seqlens, kv_lens, sinks, HEADS=heads, SPLITS=plan.splits, **common
-        )
+        _combine(out, parts, lse, cu_seqlens, kv_lens, sinks, common)
     return out[None]

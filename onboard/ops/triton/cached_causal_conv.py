@@ -100,7 +100,7 @@ def triton_cached_causal_conv1d(
         hint = suggest(activation, KERNEL_ACTIVATIONS)
         raise UsageError(f"triton_cached_causal_conv1d has no activation {activation!r}", hint=hint)
     x, past = last_contiguous(input)[0], dilation * (kernel - 1)
-    sequences, _, longest_query, _ = batch_info_host.tolist()
+    sequences, _, longest_query, *_ = batch_info_host.tolist()
     decode = longest_query == 1
     block = min(STEP_CHANNELS if decode else CHANNELS, power_of_two(channels))
     tokens = 1 if decode else max(TOKENS, power_of_two(max(1, past)))

@@ -80,7 +80,7 @@ def cached_delta_rule(
     q, k, v, beta = (last_contiguous(each)[0] for each in (q, k, v, beta))
     g = None if g is None else last_contiguous(g)[0]
     (heads, value), (key_heads, key) = v.shape[1:], k.shape[1:]
-    sequences, _, longest_query, _ = batch_info_host.tolist()
+    sequences, _, longest_query, *_ = batch_info_host.tolist()
     out = output_rows(tuple(v.shape), q.dtype, batch_info_host, q.device)
     factor = key**-0.5 if scale is None else scale
     gate_stride = 0 if g is None else g.stride(0)

@@ -23,6 +23,7 @@ from onboard.ops.triton.launch import (
     require_device,
     shared_memory,
     splits_for,
+    starts_early,
     tile_width,
 )
 from onboard.ops.triton.mla_kernels import mla_kernel
@@ -56,7 +57,7 @@ def _plan(queries: Tensor, rank: int, most_keys: int, sequences: int, longest_qu
     if queries.dtype == torch.float32:  # products of float32 proper run outside the matrix units
         tile, keys, stages = 16, 16, 2
     elif tile_width(rows) > 16 and shared_memory(queries.device) >= WIDE_TILE_BYTES:
-        tile, keys, stages = min(64, tile_width(rows)), 32 if wide else 64, 2
+        tile, keys, stages = min(64, tile_width(rows)), 64, 1 if wide else 2
     else:
         tile, keys, stages = 16, 32, 3 if shared_memory(queries.device) >= WIDE_TILE_BYTES else 2
     blocks, decode = triton.cdiv(rows, tile), longest_query == 1
@@ -113,8 +114,9 @@ def _attend(
 ) -> Tensor:
     """Store the new latents and keys, then mix the latents that each query and head sees: [tokens, heads, rank]."""
     (tokens, heads, rank), rope, page_size = queries.shape, key.shape[-1], cache.shape[2]
-    sequences, _, longest_query, _ = batch_info_host.tolist()
+    sequences, _, longest_query, *_ = batch_info_host.tolist()
     plan = _plan(queries, rank, block_table.shape[1] * page_size, sequences, longest_query)
+    early = starts_early(queries.device)
     # Rows that no sequence owns must be zeros; a decode batch has none, it is padded with whole sequences.
     new = queries.new_empty if plan.decode and tokens == sequences else queries.new_zeros
     out = parts = lse = new((tokens, heads, rank))
@@ -128,7 +130,7 @@ def _attend(
         scale, plan.splits, *queries.stride()[:2], *rotated.stride()[:2], latent.stride(0), key.stride(0),
         block_table.stride(0), cache.stride(0), cache.stride(2),
         HEADS=heads, RANK=rank, ROPE=rope, PAGE=page_size, SPLIT=plan.splits > 1, WRITE=plan.decode,
-        DOT_TYPE=dot_type(queries.dtype),
+        DOT_TYPE=dot_type(queries.dtype), EARLY=plan.splits > 1 and early,
         BLOCK_M=plan.rows, BLOCK_N=plan.keys, BLOCK_RANK=tile_width(rank), BLOCK_ROPE=tile_width(rope),
         num_warps=plan.num_warps, num_stages=plan.num_stages,
     )  # fmt: skip
@@ -137,6 +139,7 @@ def _attend(
         combine_kernel[(sequences, heads, triton.cdiv(rank, channels))](
             out, parts, lse, cu_seqlens, kv_lens, None, HEADS=heads, VALUE_DIM=rank, WINDOW=None, CHUNK=None,
             HAS_SINKS=False, SPLITS=plan.splits, BLOCK_N=plan.keys, BLOCK_VALUE=channels,
+            EARLY=early, launch_pdl=early,
         )  # fmt: skip
     return out
 

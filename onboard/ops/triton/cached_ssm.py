@@ -47,7 +47,7 @@ def triton_cached_ssm(
     require_device(hidden_states)
     x, B, C, dt = (last_contiguous(each)[0] for each in (hidden_states, B, C, dt))
     (heads, size), (groups, state) = x.shape[1:], B.shape[1:]
-    sequences, _, longest_query, _ = batch_info_host.tolist()
+    sequences, _, longest_query, *_ = batch_info_host.tolist()
     out = output_rows(tuple(x.shape), ssm_cache.dtype, batch_info_host, x.device)
     tensors = (out, x, A, B, C, D, dt, dt_bias, cu_seqlens, kv_lens, state_slots, ssm_cache, *time_step_limit)
     strides = (*x.stride()[:2], *B.stride()[:2], *C.stride()[:2], dt.stride(0), ssm_cache.stride(0))

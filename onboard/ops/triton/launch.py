@@ -41,6 +41,11 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def starts_early(device: torch.device) -> bool:
+    """Whether a kernel can be started before the one in front of it has ended (programmatic dependent launch)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory that a program can have."""
     if device.type != "cuda":

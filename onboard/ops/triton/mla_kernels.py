@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from onboard.ops.triton.attention_kernels import LOG2E, _keys_per_split, _store_new_token
 
@@ -58,13 +59,15 @@ def mla_kernel(
     query_stride_token, query_stride_head, rotated_stride_token, rotated_stride_head, latent_stride, key_stride,
     table_stride, stride_page, stride_slot,
     HEADS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,
-    SPLIT: tl.constexpr, WRITE: tl.constexpr, DOT_TYPE: tl.constexpr,
+    SPLIT: tl.constexpr, WRITE: tl.constexpr, DOT_TYPE: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_ROPE: tl.constexpr,
 ):  # fmt: skip
     """Attend BLOCK_M rows of one sequence over one of `splits` shares of its keys.
 
-    WRITE and SPLIT as in `attention_kernel`; with SPLIT out is [tokens, heads, splits, rank] float32.
+    WRITE, SPLIT and EARLY as in `attention_kernel`; with SPLIT out is [tokens, heads, splits, rank] float32.
     """
+    if EARLY:
+        gdc_launch_dependents()
     sequence = tl.program_id(1)
     block, split = tl.program_id(0) // splits, tl.program_id(0) % splits
     start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)

@@ -40,7 +40,7 @@ def output_rows(shape: tuple[int, ...], dtype: torch.dtype, batch_info_host: Ten
 
     A decode batch has no such rows, it is padded with whole sequences.
     """
-    sequences, _, longest_query, _ = batch_info_host.tolist()
+    sequences, _, longest_query, *_ = batch_info_host.tolist()
     new = torch.empty if longest_query == 1 and shape[0] == sequences else torch.zeros
     return new(shape, dtype=dtype, device=device)
 

@@ -69,7 +69,9 @@ def _captured(gm, cache, sizes, **fields) -> CapturedDecode:
         cache.info.set_decode_example(size, 16)
         inputs = {name: cache.caches.get(name, tensor.clone()) for name, tensor in cache.args.items()}
         output = gm(**inputs)
-        decode._captured[size] = _Captured(StandIn(gm, inputs, output), inputs, frozenset(cache.caches), output)
+        tokens = torch.zeros(size, dtype=torch.int64)
+        stand_in = StandIn(gm, inputs, output)
+        decode._captured[size] = _Captured(stand_in, inputs, frozenset(cache.caches), tokens, output)
     return decode
 
 
@@ -211,3 +213,27 @@ def test_torch_compile_computes_the_same(gm, tmp_path):
     expected = gm(**copied_inputs(cache))
     assert rmse(compiled(**cache.args), expected) <= 1e-6
     assert compiled.graph is gm.graph
+
+
+def test_a_captured_step_has_its_tokens_and_other_steps_choose_theirs(gm):
+    cache = make_cache()
+    decode = _captured(gm, cache, [4])
+    set_decode_batch(cache, 3)
+    decode._captured[4].tokens[:] = torch.tensor([5, 6, 7, 8])
+    tokens, logits = cache.next_tokens(decode)
+    assert tokens.tolist() == [5, 6, 7, 8]
+    assert rmse(logits()[:3], gm(**copied_inputs(cache))[0]) <= 1e-6
+    assert (decode.replays, decode.eager_calls) == (1, 0)
+    cache.info.set_prefill_example(9)
+    tokens, logits = cache.next_tokens(decode)
+    assert tokens.tolist() == logits().argmax(-1).tolist()
+    assert (decode.replays, decode.eager_calls) == (1, 1)
+
+
+def test_a_token_that_only_the_device_knows_is_read_there(gm):
+    cache = make_cache()
+    set_decode_batch(cache, 3)
+    known = cache.info.args["input_ids"].clone()
+    expected = cache.next_tokens(gm)[0].clone()
+    cache.latest.by_slot[2], cache.info.args["input_ids"][0, 1] = known[0, 1], -2
+    assert cache.next_tokens(gm)[0].tolist() == expected.tolist()

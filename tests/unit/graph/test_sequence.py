@@ -42,7 +42,7 @@ def test_a_mixed_batch_is_described_token_by_token() -> None:
     for name in ("slot_mapping", "cu_seqlens", "kv_lens"):
         assert args[name].tolist() == expected[name], name
     assert args["block_table"].tolist() == [[7, 2, 5, 0, 0], [3, 1, 8, 0, 0], [6, 0, 0, 0, 0]]
-    assert args["batch_info_host"].tolist() == [3, 10, 6, 10]
+    assert args["batch_info_host"].tolist() == [3, 10, 6, 10, 0]
     assert args["logits_gather_indices"].tolist() == [0, 6, 9]
 
 
@@ -58,7 +58,7 @@ def test_names_shapes_and_dtypes_are_the_documented_ones() -> None:
         "block_table": ((2, 5), torch.int32),
         "slot_mapping": ((7,), torch.int64),
         "state_slots": ((2,), torch.int64),
-        "batch_info_host": ((4,), torch.int32),
+        "batch_info_host": ((5,), torch.int32),
         "logits_gather_indices": ((7,), torch.int64),
     }
 
@@ -74,7 +74,7 @@ def test_a_decode_batch_is_padded_with_one_token_sequences_in_page_zero() -> Non
     assert args["slot_mapping"].tolist() == [7, 15, 16, 0]
     assert args["block_table"][3].tolist() == [0] * 5
     assert args["logits_gather_indices"].tolist() == [0, 1, 2, 3]
-    assert args["batch_info_host"].tolist() == [4, 4, 1, 8]
+    assert args["batch_info_host"].tolist() == [4, 4, 1, 8, 0]
 
 
 def test_a_prefill_is_not_padded() -> None:
@@ -130,9 +130,9 @@ def test_stale_values_of_a_larger_step_do_not_leak() -> None:
 def test_examples_fill_a_row_to_the_limit() -> None:
     info = _make_info()
     info.set_prefill_example(32)
-    assert info.args["batch_info_host"].tolist() == [2, 32, 20, 20]
+    assert info.args["batch_info_host"].tolist() == [2, 32, 20, 20, 1]
     info.set_decode_example(3, kv_len=20)
-    assert info.args["batch_info_host"].tolist() == [3, 3, 1, 20]
+    assert info.args["batch_info_host"].tolist() == [3, 3, 1, 20, 0]
     assert int(info.args["slot_mapping"].min()) >= 4  # not in the spare page
 
 

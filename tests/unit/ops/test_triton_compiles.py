@@ -14,7 +14,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 import onboard.ops  # noqa: F401
-from onboard.ops.triton import launch
+from onboard.ops.triton import cached_attention, cached_mla, launch, sampling
 
 ops = torch.ops.onboard
 
@@ -49,6 +49,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
     monkeypatch.setattr(launch, "INTERPRETED", True)  # lets tensors on the CPU through
+    for launcher in (cached_attention, cached_mla):
+        monkeypatch.setattr(launcher, "starts_early", lambda device: True)
     monkeypatch.setattr(driver, "_active", NoDevice())
     yield compiled
     for function in functions:
@@ -70,6 +72,16 @@ def test_elementwise_kernels(kernels: list[Any], dtype: torch.dtype) -> None:
         ops.triton_silu_and_mul(x, activation)
     ops.triton_rope_cached(heads, heads, table, table)
     assert_compiled(kernels, {"_rmsnorm_kernel", "_act_and_mul_kernel", "_rope_kernel"})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_kernels_that_choose_tokens(kernels: list[Any], dtype: torch.dtype) -> None:
+    latest, columns = torch.zeros(4, dtype=torch.int64), torch.rand(4, 3)
+    sampling.fill(torch.ones(1, 3, dtype=torch.int64), latest)
+    sampling.choose_and_keep(
+        torch.randn(3, 151936).to(dtype), *columns, torch.rand(3, dtype=torch.float64), latest, torch.arange(3)
+    )
+    assert_compiled(kernels, {"fill_kernel", "largest_kernel", "choose_kernel"})
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import torch
 
 from onboard.graph.pages import PageAllocator, PageGroup
@@ -22,7 +21,7 @@ PAGE = 4
 def make_request(prompt: int | list[int], max_tokens: int = 8, **options: Any) -> Request:
     """Return a request with this prompt, or a random one of this length."""
     tokens = [random.randrange(1000) for _ in range(prompt)] if isinstance(prompt, int) else prompt
-    return Request(tokens, SamplingParams(max_tokens=max_tokens), np.random.default_rng(0), **options)
+    return Request(tokens, SamplingParams(max_tokens=max_tokens), 0, **options)
 
 
 def next_token(tokens: list[int]) -> int:
@@ -87,7 +86,9 @@ class Simulation:
         assert len(step.chunks) <= self.scheduler.max_batch_size
         self.info.set_rows(step.slots(), step.lengths(), rope_length=step.rope_length)
         self._compute(step)
-        for _, request in self.scheduler.complete(step):
+        complete = self.scheduler.launched(step)
+        self.scheduler.settle(step)
+        for _, request in complete:
             self.scheduler.append(request, next_token(request.tokens))
             if request.num_generated == request.params.max_tokens:
                 self.scheduler.finish(request, "length")

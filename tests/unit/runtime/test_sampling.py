@@ -1,20 +1,41 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 
-from onboard.errors import NotFiniteError, UsageError
-from onboard.runtime.sampling import SamplingParams, make_generator, sample
+from onboard.errors import UsageError
+from onboard.graph.next_token import LatestTokens
+from onboard.ops.sampling import NOT_A_TOKEN, choose_tokens, uniforms
+from onboard.runtime.sampling import SamplingParams, logprobs, stream_key
 
 VOCABULARY = 11
 
 
+def _rows(params: list[SamplingParams]) -> list[torch.Tensor]:
+    return list(torch.tensor([each.row() for each in params], dtype=torch.float32).T)
+
+
+def _choose(logits: torch.Tensor, params: list[SamplingParams], uniform: torch.Tensor) -> list[int]:
+    return choose_tokens(logits, *_rows(params), uniform).tolist()
+
+
+def _uniform(rows: int) -> torch.Tensor:
+    return torch.rand(rows, dtype=torch.float64)
+
+
 def _frequencies(logits: torch.Tensor, params: SamplingParams, draws: int = 20_000) -> np.ndarray:
-    seed = int(torch.randint(2**31, ()))
-    print(f"seed {seed}")
-    generator = np.random.default_rng(seed)
-    choices = sample(logits.expand(draws, -1), [params] * draws, [generator] * draws)
-    return np.bincount([choice.token for choice in choices], minlength=len(logits)) / draws
+    keys = np.full(draws, stream_key(params, 0), dtype=np.uint64)
+    uniform = torch.from_numpy(uniforms(keys, np.arange(draws)))
+    chosen = _choose(logits.expand(draws, -1), [params] * draws, uniform)
+    return np.bincount(chosen, minlength=len(logits)) / draws
 
 
 def _expected(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
@@ -54,35 +75,56 @@ def test_tokens_are_drawn_from_the_documented_distribution(options: dict[str, fl
     np.testing.assert_allclose(found, expected, atol=0.02)
 
 
-def test_greedy_is_argmax_and_draws_nothing() -> None:
+def test_greedy_is_the_first_of_the_likeliest() -> None:
     logits = torch.randn(5, VOCABULARY)
-    generator = np.random.default_rng(0)
-    choices = sample(logits, [SamplingParams(temperature=0.0, top_k=1, top_p=0.1)] * 5, [generator] * 5)
-    assert [choice.token for choice in choices] == logits.argmax(-1).tolist()
-    assert generator.random() == np.random.default_rng(0).random()
+    logits[2, 3] = logits[2, 7] = 9.0
+    params = SamplingParams(temperature=0.0, top_k=1, top_p=0.1)
+    assert _choose(logits, [params] * 5, _uniform(5)) == logits.argmax(-1).tolist()
+    assert _choose(logits, [params] * 5, _uniform(5))[2] == 3
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.9}])
-def test_a_seed_gives_the_same_tokens_beside_any_other_requests(options: dict[str, float]) -> None:
-    logits = torch.randn(20, VOCABULARY)
-    params = SamplingParams(seed=7, **options)
-    alone_generator, mixed_generator = make_generator(params, 0), make_generator(params, 0)
-    alone = [sample(row[None], [params], [alone_generator])[0].token for row in logits]
+def test_a_row_is_chosen_alike_beside_any_others(options: dict[str, Any]) -> None:
+    logits, uniform, params = torch.randn(20, VOCABULARY), _uniform(20), SamplingParams(**options)
+    alone = [_choose(logits[i : i + 1], [params], uniform[i : i + 1])[0] for i in range(20)]
     others = [SamplingParams(top_k=2), SamplingParams(temperature=0.0), SamplingParams(temperature=3.0, min_p=0.1)]
-    generators = [make_generator(each, 0) for each in others]
     mixed = []
-    for row in logits:
-        batch = torch.cat([torch.randn(2, VOCABULARY), row[None], torch.randn(1, VOCABULARY)])
-        choices = sample(batch, [*others[:2], params, others[2]], [*generators[:2], mixed_generator, generators[2]])
-        mixed.append(choices[2].token)
+    for i in range(20):
+        batch = torch.cat([torch.randn(2, VOCABULARY), logits[i : i + 1], torch.randn(1, VOCABULARY)])
+        numbers = torch.cat([_uniform(2), uniform[i : i + 1], _uniform(1)])
+        mixed.append(_choose(batch, [*others[:2], params, others[2]], numbers)[2])
     assert alone == mixed
     assert len(set(alone)) > 1
 
 
-def test_outputs_of_one_seeded_request_differ() -> None:
+def test_the_host_says_what_no_row_needs() -> None:
+    logits, uniform = torch.randn(6, VOCABULARY), _uniform(6)
+    plain = _rows([SamplingParams(temperature=0.7)] * 6)
+    assert torch.equal(choose_tokens(logits, *plain, uniform), choose_tokens(logits, *plain, uniform, filtered=False))
+    greedy = _rows([SamplingParams(temperature=0.0)] * 6)
+    assert torch.equal(choose_tokens(logits, *greedy, uniform), choose_tokens(logits, *greedy, uniform, drawn=False))
+
+
+def test_keys_follow_the_seed_and_the_output() -> None:
     params = SamplingParams(seed=3)
-    first, second = (make_generator(params, index).random(8).tolist() for index in range(2))
-    assert first != second
+    keys = {stream_key(params, 0), stream_key(params, 1), stream_key(SamplingParams(seed=4), 0)}
+    assert len(keys) == 3
+    assert stream_key(params, 0) in keys
+    assert stream_key(SamplingParams(), 0) != stream_key(SamplingParams(), 0)
+    assert all(0 <= key < 2**64 for key in keys)
+
+
+def test_uniform_numbers_depend_on_key_and_place_alone() -> None:
+    keys = np.random.default_rng().integers(2**63, size=50_000).astype(np.uint64)
+    places = np.arange(50_000) % 97
+    numbers = uniforms(keys, places)
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    np.testing.assert_allclose([numbers.mean(), numbers.var()], [1 / 2, 1 / 12], atol=0.01)
+    of_one_key = uniforms(np.full(50_000, keys[0]), np.arange(50_000))
+    np.testing.assert_allclose(np.histogram(of_one_key, 10, (0, 1))[0] / 5000, 1, atol=0.1)
+    assert abs(np.corrcoef(of_one_key[1:], of_one_key[:-1])[0, 1]) < 0.03
+    assert uniforms(keys[7:8], places[7:8])[0] == numbers[7]
 
 
 def test_a_temperature_too_low_to_divide_by_is_greedy() -> None:
@@ -90,8 +132,7 @@ def test_a_temperature_too_low_to_divide_by_is_greedy() -> None:
     for temperature in (1e-6, 1e-40, 5e-324):
         for options in ({}, {"top_k": 3}):
             params = SamplingParams(temperature=temperature, **options)
-            choices = sample(logits, [params] * 6, [np.random.default_rng()] * 6)
-            assert [choice.token for choice in choices] == logits.argmax(-1).tolist()
+            assert _choose(logits, [params] * 6, _uniform(6)) == logits.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -99,23 +140,41 @@ def test_a_temperature_too_low_to_divide_by_is_greedy() -> None:
 def test_logits_that_are_not_finite_choose_no_token(bad: float, options: dict[str, float]) -> None:
     logits = torch.randn(3, VOCABULARY)
     logits[1, 4] = bad
-    with pytest.raises(NotFiniteError, match="logits are not finite"):
-        sample(logits, [SamplingParams(**options)] * 3, [np.random.default_rng()] * 3)
+    chosen = _choose(logits, [SamplingParams(**options)] * 3, _uniform(3))
+    assert [token == NOT_A_TOKEN for token in chosen] == [False, True, False]
 
 
 def test_forbidden_tokens_are_never_drawn() -> None:
     logits = torch.full((200, VOCABULARY), -torch.inf)
     logits[:, 2], logits[:, 7] = 0.0, 1.0
-    choices = sample(logits, [SamplingParams(top_p=0.99)] * 200, [np.random.default_rng()] * 200)
-    assert {choice.token for choice in choices} <= {2, 7}
+    for options in ({}, {"top_p": 0.99}):
+        assert {*_choose(logits, [SamplingParams(**options)] * 200, _uniform(200))} == {2, 7}
+
+
+def test_what_the_device_alone_knows_is_put_in_its_place() -> None:
+    latest = LatestTokens(6, torch.device("cpu"))
+    latest.by_slot[:] = torch.tensor([0, 11, 12, 13, 14, 15])
+    assert latest.fill(torch.tensor([[7, -2, 0, -5]])).tolist() == [[7, 12, 0, 15]]
+
+
+@pytest.mark.slow
+def test_kernels_choose_the_same_tokens_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_sampling.py"]
+    folder = Path(__file__).resolve().parents[1] / "ops"
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
 
 
 def test_logprobs_are_of_the_unscaled_logits() -> None:
     logits = torch.randn(1, VOCABULARY)
-    [choice] = sample(logits, [SamplingParams(temperature=0.0, logprobs=2)], [np.random.default_rng()])
     expected = logits[0].double().log_softmax(-1)
-    assert list(choice.logprobs) == expected.topk(2).indices.tolist()
-    assert choice.logprobs[choice.token] == pytest.approx(float(expected.max()), abs=1e-5)
+    likely, rare = int(expected.argmax()), int(expected.argmin())
+    found = logprobs(logits[0], likely, 2)
+    assert list(found) == expected.topk(2).indices.tolist()
+    assert found[likely] == pytest.approx(float(expected.max()), abs=1e-5)
+    assert list(logprobs(logits[0], rare, 1)) == [rare, likely]
 
 
 def test_bad_parameters_are_refused() -> None:

@@ -41,7 +41,7 @@ class Tiny:
     def engine(self, **runtime: Any) -> Engine:
         settings = {"max_seq_len": 64, "max_batch_size": 4, "max_num_tokens": 64, **runtime}
         settings["kv_cache_config"] = {"tokens_per_block": 4, **settings.get("kv_cache_config", {})}
-        config = RuntimeConfig(device="cpu", dtype="float32", **settings)
+        config = RuntimeConfig(**{"device": "cpu", "dtype": "float32", **settings})
         return build_engine(self.checkpoint, config, root=self.root)
 
     @torch.no_grad()

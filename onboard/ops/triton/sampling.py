@@ -1,0 +1,53 @@
+"""The choice of tokens: how its kernels are launched. Nothing here depends on values, so it can be captured."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from onboard.ops.sampling import NOT_A_TOKEN
+from onboard.ops.triton.launch import last_contiguous, power_of_two
+from onboard.ops.triton.sampling_kernels import choose_kernel, fill_kernel, largest_kernel
+
+CHUNK = 4096
+"""Logits of one program that looks for the largest."""
+BLOCK = 2048
+FILL = 128
+_SHIFTS = {torch.bfloat16: 16}
+"""Bits at the end of a float32 that are zero for every number of a type."""
+
+
+def fill(input_ids: Tensor, latest: Tensor) -> Tensor:
+    """Return contiguous `input_ids` with the latest token of slot n in place of each -n."""
+    out = torch.empty_like(input_ids)
+    fill_kernel[(triton.cdiv(out.numel(), FILL),)](out, input_ids, latest, out.numel(), BLOCK=FILL)
+    return out
+
+
+def choose_and_keep(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniform: Tensor,
+    latest: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """Do what `choose_tokens` does, and store each row's token in `latest` at the place that `slots` has for it."""
+    logits = last_contiguous(logits)
+    rows, vocabulary = logits.shape
+    chunks = triton.cdiv(vocabulary, CHUNK)
+    largest = torch.empty((rows, chunks), dtype=torch.float32, device=logits.device)
+    index = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    largest_kernel[(rows, chunks)](
+        largest, index, logits, logits.stride(0), VOCABULARY=vocabulary, CHUNKS=chunks, BLOCK=CHUNK, num_warps=8
+    )
+    choose_kernel[(rows,)](
+        tokens, largest, index, logits, temperature, top_k, top_p, min_p, uniform, latest, slots, logits.stride(0),
+        VOCABULARY=vocabulary, CHUNKS=chunks, BLOCK_CHUNKS=power_of_two(chunks),
+        SHIFT=_SHIFTS.get(logits.dtype, 0), NOT_A_TOKEN=NOT_A_TOKEN, BLOCK=BLOCK, num_warps=8,
+    )  # fmt: skip
+    return tokens
