@@ -49,6 +49,8 @@ _SIZES = {
     "decoder_attention_heads": HEADS,
     "encoder_layers": 2,
     "decoder_layers": 2,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
     "word_embed_proj_dim": HIDDEN,
     "embedding_dim": HIDDEN,
     "backbone_hidden_size": HIDDEN,
