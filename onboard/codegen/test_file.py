@@ -26,7 +26,7 @@ from onboard.graph.architecture import text_config
 _BATCH, _LENGTH = 2, 24
 # Prompts lie on both sides of the position at which RoPE that scales with length switches.
 _STARTS = (0, ORIGINAL_POSITIONS + 1)
-_PROMPT_LENGTHS = (3, 17, ORIGINAL_POSITIONS + 6)
+_PROMPT_LENGTHS = (3, 17, 1, ORIGINAL_POSITIONS + 6)
 
 _KINDS = {
     "embedding": "embedding",
