@@ -24,6 +24,7 @@ from onboard.codegen.translate import (
     recurrent,
     repeats,
     scores,
+    windows,
 )
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.builtin_calls import BUILTINS
@@ -118,7 +119,7 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
         case MaskMaker(padding=padding):
             return PaddingMask() if padding else Mask()
         case AttentionInterface():
-            return latent.attention(args) or canonical.attention(args)
+            return latent.attention(args) or canonical.attention(args, windows.of_masks(frame))
         case Method(owner=owner, name=attr):
             return _call_method(owner, attr, args, frame)
         case Code(expr=expr, static=static):

@@ -19,7 +19,7 @@ from torch import nn
 from onboard.analysis.rescaled import settled
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny import counts_positions
-from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects, supers, unrun
+from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects, supers, unrun, windows
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.calls import call_value
 from onboard.codegen.translate.convolutions import convolved, padded
@@ -133,6 +133,8 @@ class Translator:
         self.states: dict[type, ClassState] = {}
         self.functions: dict[str, Routine] = {}
         self.globals: dict[str, tuple[Any, ModuleSource]] = {}
+        self.windowed: set[ClassState] = set()
+        """Classes with code that makes masks with a window."""
         self.own_norms: set[str] = set()
         """Names of `canonical.NORMS` that the file needs its own subclass of."""
 
@@ -169,6 +171,7 @@ class Translator:
         given = {key: Code(name(key)) for key in ("input_ids", "position_ids")}
         self._method(state, "forward", Args([], dict(given), []))
         unrun.reach(self)
+        windows.guard(self)
         return state
 
     def remember_global(self, identifier: str, obj: Any, source: ModuleSource) -> None:

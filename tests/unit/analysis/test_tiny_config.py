@@ -98,3 +98,14 @@ def test_limits_are_where_random_activations_reach_them() -> None:
     assert _tiny("gpt_oss").swiglu_limit == REACHED
     assert _tiny("gemma3_text").attn_logit_softcapping is None
     assert _tiny("olmo", clip_qkv=8.0).clip_qkv == REACHED
+
+
+def test_a_list_that_has_as_many_entries_as_there_are_layers_by_chance_is_kept_whole() -> None:
+    config = _tiny("falcon_h1", num_hidden_layers=5)
+    assert config.num_hidden_layers < 5
+    assert len(config.ssm_multipliers) == 5
+
+
+def test_one_head_has_keys_of_its_own() -> None:
+    config = _tiny("llama", hidden_size=32, num_attention_heads=1, num_key_value_heads=1)
+    assert config.num_key_value_heads == config.num_attention_heads
