@@ -284,6 +284,8 @@ def _for(node: ast.For, frame: Frame) -> str | None:
         return None
     iterable, element = iteration(node.iter, frame)
     statements = without_continue(node.body)
+    for variable in sorted(_assigned(statements) & frame.env.values.keys()):
+        frame.protect(variable, node)
     for _ in range(20):
         start = frame.env
         env = Env({key: _own_copy(value) for key, value in start.values.items()})
@@ -314,6 +316,12 @@ def _for(node: ast.For, frame: Frame) -> str | None:
         for key in changed if not known else []:
             _widen(key, frame, node)
     raise Untranslatable(f"a loop without a fixed point at {frame.source.location(node)}")
+
+
+def _assigned(body: list[ast.stmt]) -> set[str]:
+    """Return the variables that a loop's body assigns."""
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def _filled_dicts(start: Env, end: Env) -> dict[str, Value]:
