@@ -104,11 +104,13 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     recognised = {b.class_name: Recognised(b.kind, b.parameters) for b in spec.blocks if b.kind in kinds}
     ropes = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "rope"}
     dims = {b.class_name: int(b.parameters["unsqueeze_dim"]) for b in spec.blocks if "unsqueeze_dim" in b.parameters}
+    modules = {b.class_name: b.parameters for b in spec.blocks if b.kind == "scan_module"}
     scans = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "scan"}
     latents = {b.class_name: b.parameters for b in spec.blocks if b.kind == "attention" and b.parameters.get("expand")}
     bias = spec.traits.get("position_bias")
     alibi = bias is not None and bias.value == "alibi"
     translator = Translator(model, recognised, ropes, scans, latents, dims, spec.eager, alibi=alibi)
+    translator.scan_modules |= modules
     tables = {b.class_name: b.parameters.get("table_dims") for b in spec.blocks if b.kind == "rope"}
     translator.rope_tables |= {name: int(dims) for name, dims in tables.items() if dims is not None}
     for block in (b for b in spec.blocks if b.kind == "loop"):

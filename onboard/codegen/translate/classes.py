@@ -108,6 +108,8 @@ class Translator:
         self.rope_tables: dict[str, int] = {}
         """Helpers that apply RoPE and take its tables whole -> the tables' dimensions."""
         self.settled = settled(model)
+        self.scan_modules: dict[str, MappingABC[str, Any]] = {}
+        """Class name -> the canonical op that its modules, which have no weights, are."""
         self.loops: dict[str, list[dict[str, Any]]] = {}
         """Class name -> the loops in its methods that are canonical ops."""
         self.mask_makers: set[str] = set()

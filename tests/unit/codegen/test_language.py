@@ -441,3 +441,55 @@ class Toy(nn.Module):
     else:
         assert layer.guards == []
         assert "self.other" in forward
+
+
+@pytest.mark.parametrize("test", ["self.config.most < x.shape[1]", "self.config.most > x.shape[1]"])
+def test_a_side_for_long_texts_alone_is_left_out_and_asserted(translate: Translate, test: str) -> None:
+    text = f"""
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.used = First(config, 0)
+
+    def forward(self, x):
+        if not self.training and {test}:
+            offset = 0
+            while offset < x.shape[1]:
+                x[:, offset] = self.used(x[:, offset])
+                offset += 1
+        else:
+            x = self.used(x)
+        return x
+"""
+    if ">" in test:  # most texts would be on the side that has no translation
+        with pytest.raises(Untranslatable):
+            translate(PARTS + text, {"size": 4, "most": 99})
+    else:
+        _, _, forward = translate(PARTS + text, {"size": 4, "most": 99})
+        assert forward.split("\n") == [
+            "assert x.shape[1] <= self.config.most, 'not covered: texts of more tokens at a time'",
+            "return self.used(x)",
+        ]
+
+
+@pytest.mark.parametrize("made", ["nn.Parameter(torch.zeros(4))", "nn.Linear(4, 4)"])
+def test_an_attribute_that_may_be_none_is_asked_for(translate: Translate, made: str) -> None:
+    _, _, forward = translate(
+        f"""
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        if config.biased:
+            self.bias = {made}
+        else:
+            self.bias = None
+
+    def forward(self, x):
+        if self.bias is not None:
+            x = x + 1
+        return x
+""",
+        {"biased": False},
+    )
+    assert forward.split("\n") == ["if self.bias is not None:", "    x = x + 1", "return x"]
