@@ -13,6 +13,8 @@ from onboard.analysis.few_experts import DENSE_LAYERS
 from onboard.analysis.tiny_mixers import attends_in_blocks
 
 _COUNTS = ("num_hidden_layers", "num_layers")
+_OTHER_COUNTS = ("num_blocks",)
+"""Fields that, where they have the number of layers, count the same layers once more."""
 _LAST_LAYERS = ("num_kv_shared_layers",)
 """Fields that say how many of the last layers are of another kind."""
 _VIEWS = ("layer_types", "layers_block_type", "kv_sharing_modes")
@@ -117,6 +119,7 @@ def cut_layers(layers: Layers, values: dict[str, Any], kept: list[int]) -> None:
     """Leave what the fields say of the layers in `kept`."""
     if layers.key in values:  # some configs count a list's entries instead
         values[layers.key] = len(kept)
+    values |= {name: len(kept) for name in _OTHER_COUNTS if values.get(name) == layers.count}
     for name in layers.lists:
         values[name] = [values[name][index] for index in kept]
     for name, indices in layers.indices.items():

@@ -110,6 +110,8 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             return args.positional[0]
         case Instance(classes=(cls,)) if cls is nn.Softmax and isinstance(args.positional[0], scores.Scores):
             return scores.softmax(args.positional[0]) or plain_call(callee.expr, args)
+        case Instance(classes=(cls,)) if cls.__name__ in frame.translator.scan_modules:
+            return recurrent.scan_module(cls, args, frame)
         case Instance():
             return frame.translator.call_module(callee, args, frame)
         case MaskMaker(chunked=True):

@@ -23,6 +23,7 @@ from onboard.codegen.translate import blocks, cleanup, composite, experts, laten
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.calls import call_value
 from onboard.codegen.translate.convolutions import convolved, padded
+from onboard.codegen.translate.decisions import own_arguments
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
     all_bound,
@@ -107,6 +108,8 @@ class Translator:
         self.rope_tables: dict[str, int] = {}
         """Helpers that apply RoPE and take its tables whole -> the tables' dimensions."""
         self.settled = settled(model)
+        self.scan_modules: dict[str, MappingABC[str, Any]] = {}
+        """Class name -> the canonical op that its modules, which have no weights, are."""
         self.loops: dict[str, list[dict[str, Any]]] = {}
         """Class name -> the loops in its methods that are canonical ops."""
         self.mask_makers: set[str] = set()
@@ -210,9 +213,8 @@ class Translator:
         names = {**frame.source.namespace, "config": self.config, **configs}
         modules: list[Any] = [] if frame.cls is None else [*self.modules_of(frame.cls.cls)]
         try:
-            values = {
-                bool(eval(ast.unparse(residual(test)), {**names, "self": module})) for module in modules or [None]
-            }
+            code = ast.unparse(residual(test))
+            values = {bool(eval(code, {**names, **own_arguments(module, frame)})) for module in modules or [None]}
         except Exception as error:
             raise Untranslatable(f"the condition {ast.unparse(node)}") from error
         if len(values) != 1:

@@ -57,6 +57,11 @@ def test_what_single_layers_have_for_themselves_keeps_its_ratio() -> None:
     assert heads["full_attention"] == 2 * heads["sliding_attention"]
 
 
+def test_a_second_count_of_the_same_layers_is_made_small() -> None:
+    config = _tiny("xlstm")
+    assert config.num_blocks == config.num_hidden_layers == 2
+
+
 def test_configs_inside_a_config_are_made_small() -> None:
     config = _tiny("gemma3")
     for part in (config.text_config, config.vision_config):
