@@ -19,7 +19,7 @@ from onboard.graph.next_token import ChoosesTokens, Chosen, LatestTokens, wanted
 from onboard.graph.pages import PageAllocator, PageGroup
 from onboard.graph.plan import CachePlan, Limits
 from onboard.graph.rows import SequenceRows
-from onboard.graph.step_buffer import CHOICE_NAMES, IntArray, Layout, StepBuffer, table_names
+from onboard.graph.step_buffer import CHOICE_NAMES, IntArray, Layout, StepBuffer, padded, table_names
 
 METADATA_NAMES = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host")
 """What attention over pages takes."""
@@ -113,7 +113,7 @@ class SequenceInfo:
         `lengths` None: one token each. The rest as for `set_batch`.
         """
         step = self._step(self.rows.num_cached[slots], lengths, rope_length)
-        slots = _padded(slots, step.padding, 0)
+        slots = padded(slots, step.padding, 0)
         owners = slots[step.sequence]
         page, layout = step.positions // self.page_size, self._buffer.layout_for(len(step.positions))
         layout.host["input_ids"][: len(owners)] = self.rows.tokens[owners, step.positions]
@@ -149,7 +149,7 @@ class SequenceInfo:
         tables = pages[None] if pages.ndim == 2 else pages
         slots = np.zeros(len(lengths), dtype=np.int64) if slots is None else slots
         step = self._step(starts, lengths, rope_length)
-        token_ids, slots = _padded(token_ids, step.padding, 0), _padded(slots, step.padding, 0)
+        token_ids, slots = padded(token_ids, step.padding, 0), padded(slots, step.padding, 0)
         tables = np.pad(tables, ((0, 0), (0, step.padding), (0, 0)))
         assert len(token_ids) == len(step.positions)
         layout = self._buffer.layout_for(len(token_ids))
@@ -212,11 +212,11 @@ class SequenceInfo:
         if lengths is not None and lengths.max() == 1:
             lengths = None
         padding = self._padding(starts, lengths, rope_length)
-        starts = _padded(starts, padding, 0)
+        starts = padded(starts, padding, 0)
         order, count = self._range, len(starts)
         if lengths is None:  # decode, which has to be quick
             return _Step(starts + 1, 1, padding, order[:count], starts, order[1 : count + 1])
-        lengths = _padded(lengths, padding, 1)
+        lengths = padded(lengths, padding, 1)
         ends = np.cumsum(lengths)
         positions = order[: ends[-1]] - np.repeat(ends - starts - lengths, lengths)
         return _Step(starts + lengths, int(lengths.max()), padding, np.repeat(order[:count], lengths), positions, ends)
@@ -446,9 +446,3 @@ def input_names(gm: nn.Module) -> list[str]:
     graph = gm.graph
     assert isinstance(graph, torch.fx.Graph)
     return [str(node.target) for node in graph.find_nodes(op="placeholder")]
-
-
-def _padded(values: IntArray, padding: int, value: int) -> IntArray:
-    if not padding:
-        return values
-    return np.concatenate([values, np.full(padding, value)]).astype(np.int64)

@@ -30,6 +30,13 @@ def table_names(group: int) -> tuple[str, str]:
     return ("block_table", "slot_mapping") if group == 0 else (f"block_table_{group}", f"slot_mapping_{group}")
 
 
+def padded(values: IntArray, padding: int, value: int) -> IntArray:
+    """Return integers with `padding` times `value` behind them."""
+    if not padding:
+        return values
+    return np.concatenate([values, np.full(padding, value)]).astype(np.int64)
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where each field lies when rows have at most `tokens` tokens."""
