@@ -294,26 +294,26 @@ class Engine:
 
     def _take_in(self, flight: Flight) -> None:
         """Append the tokens of a step to its sequences, and retire those that have ended."""
-        capacity, taken = self.capacity, 0
+        taken = 0
         for row, sequence, token in flight.chosen():
             taken += 1
             self.scheduler.append(sequence, token)
             if sequence.params.logprobs is not None:
                 assert flight.logits is not None
                 sequence.logprobs.append(logprobs(flight.logits[row], token, sequence.params.logprobs))
-            if (reason := self._finish_reason(sequence, capacity)) is not None:
+            if (reason := self._finish_reason(sequence)) is not None:
                 self.scheduler.finish(sequence, reason)
                 self._set_text(sequence)
         self.stats.generated_tokens += taken
         self.stats.dropped_tokens += len(flight.complete) - taken
 
-    def _finish_reason(self, sequence: Request, capacity: int) -> FinishReason | None:
+    def _finish_reason(self, sequence: Request) -> FinishReason | None:
         params, token = sequence.params, sequence.tokens[-1]
         if self._ends_text(params, token):
             return "stop"
         if params.stop and self._stop_position(sequence) is not None:
             return "stop"
-        if sequence.num_generated >= params.max_tokens or len(sequence.tokens) >= capacity:
+        if len(sequence.tokens) >= sequence.limit:
             return "length"
         return None
 

@@ -164,10 +164,6 @@ class CacheMemory:
             return None
         return self._digests(request, border + 1)[border]
 
-    def advance(self, request: Request, length: int) -> None:
-        """Record that the next `length` tokens are being cached."""
-        self._set_cached(request, request.num_cached + length)
-
     def computed(self, request: Request, length: int) -> None:
         """Keep what the last `length` cached tokens fill, all of them known by now; free what has left its window."""
         end = request.num_cached

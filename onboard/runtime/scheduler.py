@@ -85,10 +85,14 @@ class Scheduler:
         """
         completing = [(row, chunk.sequence) for row, chunk in enumerate(step.chunks) if chunk.completes]
         for chunk in step.chunks:
-            self.memory.advance(chunk.sequence, chunk.length)
-        tokens = self.memory.rows.tokens
+            chunk.sequence.num_cached += chunk.length
+        rows, slots = self.memory.rows, step.slots()
+        lengths = step.lengths()
+        rows.num_cached[slots] += 1 if lengths is None else lengths
+        if completing:
+            slots = slots[[row for row, _ in completing]]
+            rows.tokens[slots, [sequence.length for _, sequence in completing]] = -slots
         for _, sequence in completing:
-            tokens[sequence.slot, sequence.length] = -sequence.slot
             sequence.unseen += 1
         return completing
 
