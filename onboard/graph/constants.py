@@ -17,7 +17,7 @@ def fold_constant(gm: fx.GraphModule, node: fx.Node) -> bool:
     sources = sorted(ancestors([node]))
     if node.op != "call_function" or any(source.op not in ("get_attr", "call_function") for source in sources):
         return False
-    value = _evaluate(gm, sources)
+    value = evaluate(gm, sources)[node]
     if not isinstance(value, torch.Tensor) or value.is_meta:
         return False
     name = f"folded.{node.name}"
@@ -27,11 +27,11 @@ def fold_constant(gm: fx.GraphModule, node: fx.Node) -> bool:
 
 
 @torch.no_grad()
-def _evaluate(gm: fx.GraphModule, nodes: list[fx.Node]) -> Any:
-    """Run nodes that are in graph order and return the last one's value."""
+def evaluate(gm: fx.GraphModule, nodes: list[fx.Node]) -> dict[fx.Node, Any]:
+    """Run nodes that read nothing but each other and what `gm` holds, and are in graph order; return their values."""
     values: dict[fx.Node, Any] = {}
     for node in nodes:
         args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
         is_read = node.op == "get_attr"
         values[node] = attribute(gm, str(node.target)) if is_read else node.target(*args, **kwargs)  # type: ignore[operator]
-    return values[nodes[-1]]
+    return values

@@ -6,8 +6,10 @@ from onboard.ops.triton import (  # noqa: F401  (registers)
     cached_delta_rule,
     cached_mla,
     cached_ssm,
+    moe,
     rmsnorm,
     rope,
+    router,
     silu_mul,
     swiglu,
 )
