@@ -31,6 +31,7 @@
 | `torch_cached_ssm`, `torch_cached_selective_scan` | `cached_ssm.py` |
 | `torch_cached_gated_delta_rule`, `torch_cached_delta_rule` | `cached_delta_rule.py` |
 | `torch_fused_add_rmsnorm`, `torch_silu_and_mul`, `torch_rope_cached`, `torch_fused_swiglu_mlp` | `fused.py` |
+| `torch_fused_rmsnorm_gated` | `fused_gated_norm.py` |
 | `torch_moe_fused` | `fused_moe.py` |
 | `torch_moe_router` | `router.py` |
 | `triton_cached_attention` | `triton/cached_attention.py` |
@@ -42,6 +43,7 @@
 | `triton_silu_and_mul` | `triton/silu_mul.py` |
 | `triton_rope_cached` | `triton/rope.py` |
 | `triton_fused_swiglu_mlp` | `triton/swiglu.py` |
+| `triton_fused_rmsnorm_gated` | `triton/rmsnorm_gated.py` |
 | `triton_moe_fused` | `triton/moe.py` |
 | `triton_moe_router` | `triton/router.py` |
 
@@ -65,7 +67,9 @@ for _module in pkgutil.iter_modules(__path__):
 if importlib.util.find_spec("triton") is not None:
     from onboard.ops import triton  # noqa: F401  (registers)
 
-_PUT_IN_BY_TRANSFORMS = tuple(f"{__name__}.{name}" for name in ("fused", "fused_moe", "gather", "router"))
+_PUT_IN_BY_TRANSFORMS = tuple(
+    f"{__name__}.{name}" for name in ("fused", "fused_gated_norm", "fused_moe", "gather", "router")
+)
 
 
 def has_triton() -> bool:

@@ -11,8 +11,11 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import Backend, choose_backend, fused_op
 from onboard.graph.constants import fold_constant
 from onboard.graph.context import TransformContext
-from onboard.graph.fx import arguments, nodes_of
+from onboard.graph.fx import arguments, is_op, nodes_of, only_user, replace_with
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.values import insert_call
+
+aten = torch.ops.aten
 
 
 class FuseRMSNormConfig(TransformConfig):
@@ -20,7 +23,7 @@ class FuseRMSNormConfig(TransformConfig):
 
     rmsnorm_backend: Backend = "flashinfer"
     gated_rmsnorm_backend: Literal["triton"] = "triton"
-    """Of norms with a gate, which no canonical op expresses yet."""
+    """Of norms with a gate; where it does not run, torch takes its place."""
 
 
 @register_transform("fuse_rmsnorm")
@@ -42,4 +45,25 @@ class FuseRMSNorm(BaseTransform[FuseRMSNormConfig]):
             for node in norms:
                 node.target = op
             gm.recompile()
-        return gm, TransformInfo(num_matches=len(norms), is_clean=not any(folded), has_valid_shapes=True)
+        gated = self._fuse_gated(gm, context)
+        clean = not (gated or any(folded))
+        return gm, TransformInfo(num_matches=len(norms) + gated, is_clean=clean, has_valid_shapes=True)
+
+    def _fuse_gated(self, gm: fx.GraphModule, context: TransformContext) -> int:
+        """Use the kernel for norms with a gate, a cast behind one included; return how many."""
+        norms = nodes_of(gm, torch.ops.onboard.torch_rmsnorm_gated)
+        if not norms or choose_backend("auto", context, self.key) != self.config.gated_rmsnorm_backend:
+            return 0
+        for norm in norms:
+            cast = only_user(norm)
+            last = cast if cast is not None and is_op(cast, aten.to.dtype, aten._to_copy) and _is_cast(cast) else norm
+            values = [*arguments(norm).values(), last.meta["val"].dtype]
+            new = insert_call(gm, last, fused_op("triton", "fused_rmsnorm_gated"), *values, like=norm)
+            replace_with(last, new)
+        return len(norms)
+
+
+def _is_cast(node: fx.Node) -> bool:
+    """Whether a copy changes nothing but the dtype."""
+    options = {key: value for key, value in node.kwargs.items() if value is not None}
+    return not options.keys() - {"dtype"} and len(node.args) <= 2

@@ -8,6 +8,7 @@ from onboard.ops.triton import (  # noqa: F401  (registers)
     cached_ssm,
     moe,
     rmsnorm,
+    rmsnorm_gated,
     rope,
     router,
     silu_mul,
