@@ -13,4 +13,5 @@ from onboard.ops.triton import (  # noqa: F401  (registers)
     router,
     silu_mul,
     swiglu,
+    wide_norm,
 )
