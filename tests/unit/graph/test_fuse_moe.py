@@ -154,3 +154,26 @@ def test_loading_stacked_weights_peaks_at_one_tensor_above_the_model(tmp_path, m
     final = sum(parameter.nbytes for parameter in gm.parameters())
     assert final == EXPERTS * 3 * HIDDEN * INNER * 4
     assert final <= live.peak <= final + HIDDEN * INNER * 4 + 64
+
+
+class BesideOthers(Mixture):
+    """A router and a gate read what the mixture reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.gate = nn.Linear(HIDDEN, EXPERTS, bias=False), nn.Linear(HIDDEN, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, HIDDEN)
+        weights, chosen = self.router(rows).softmax(-1).topk(TOP)
+        mixed = torch.ops.onboard.torch_moe(rows, chosen, weights, *self.lists("weight"))
+        return (mixed * self.gate(rows).sigmoid()).view(x.shape)
+
+
+def test_a_mixture_does_not_keep_linears_apart():
+    model = BesideOthers()
+    gm, info, _ = apply("fuse_gemms", exported(model, 2, 3, HIDDEN, device="cpu"))
+    assert info.num_matches == 1
+    assert targets(gm).count("linear.default") == 1
+    x = torch.randn(2, 4, HIDDEN)
+    assert rmse(gm(x), model(x)) <= 1e-6
