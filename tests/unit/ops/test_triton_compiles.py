@@ -14,7 +14,15 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 import onboard.ops  # noqa: F401
-from onboard.ops.triton import launch
+from onboard.ops.triton import (
+    cached_causal_conv,
+    cached_delta_rule,
+    cached_ssm,
+    launch,
+    moe,
+    rmsnorm_gated,
+    router,
+)
 
 ops = torch.ops.onboard
 
@@ -128,3 +136,41 @@ def test_kernels_of_mixers(
     ops.triton_cached_selective_scan(*ragged.selective_scan(row, 64, 16, True, dtype))
     ops.triton_cached_mla(*ragged.mla(row, 16, 512, 64, dtype))
     assert_compiled(kernels, STATE_KERNELS[step])
+
+
+OVERLAPPING = (cached_causal_conv, cached_delta_rule, cached_ssm, moe, rmsnorm_gated, router)
+
+
+@pytest.fixture
+def overlapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are launched as on a GPU where they overlap."""
+    for launcher in OVERLAPPING:
+        monkeypatch.setattr(launcher, "overlaps", lambda device: {"OVERLAP": True, "launch_pdl": True})
+
+
+@pytest.mark.slow
+def test_kernels_of_mixtures(kernels: list[Any], overlapping: None) -> None:
+    weights = [torch.empty(8, 256, 128).bfloat16(), torch.empty(8, 128, 128).bfloat16()]
+    for tokens in (1, 64, 1024):
+        x, chosen, routing = torch.empty(tokens, 128).bfloat16(), torch.zeros(tokens, 2).long(), torch.rand(tokens, 2)
+        ops.triton_moe_fused(x, chosen, routing, *weights)
+    ops.triton_moe_router(torch.randn(2, 64), 8, True, "sigmoid", torch.randn(64), 2.5, 1e-20, 8, 4, 2)
+    sorts = {"sort_kernel", "count_kernel", "place_kernel"}
+    assert_compiled(kernels, {"up_kernel", "down_kernel", "combine_experts_kernel", "router_kernel"} | sorts)
+
+
+@pytest.mark.slow
+def test_kernels_that_overlap(kernels: list[Any], overlapping: None) -> None:
+    row, dtype = ragged.make_row([(1, 9)] * 3), torch.bfloat16
+    ops.triton_cached_causal_conv1d(*ragged.conv(row, 256, 4, 1, "silu", dtype=dtype))
+    ops.triton_cached_gated_delta_rule(*ragged.delta_rule(row, 1, 1, 128, 128, True, dtype))
+    ops.triton_cached_ssm(*ragged.ssm(row, 1, 1, 64, 128, dtype))
+    x, weight = torch.randn(4, 128).bfloat16(), torch.ones(128).bfloat16()
+    ops.triton_fused_rmsnorm_gated(x, weight, x, 1e-5, 128, True, dtype)
+    assert_compiled(kernels, {"_conv_kernel", "delta_step_kernel", "ssm_step_kernel", "_rmsnorm_gated_kernel"})
+
+
+@pytest.mark.slow
+def test_kernels_of_long_prompts(kernels: list[Any]) -> None:
+    ops.triton_cached_ssm(*ragged.ssm(ragged.make_row([(600, 600)]), 1, 1, 64, 128, torch.bfloat16))
+    assert_compiled(kernels, {"ssd_state_kernel", "ssd_pass_kernel", "ssd_output_kernel"})
