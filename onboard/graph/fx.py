@@ -47,6 +47,12 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     return values
 
 
+def writes(node: fx.Node) -> bool:
+    """Tell whether a node's operator writes to one of its arguments."""
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
+
+
 def only_user(node: fx.Node) -> fx.Node | None:
     """Return the single user of `node`, None when it has several or none."""
     return next(iter(node.users)) if len(node.users) == 1 else None

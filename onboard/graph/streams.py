@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from onboard.graph.fx import arguments, call, is_op, nodes_of, op_name
+from onboard.graph.fx import arguments, call, is_op, nodes_of, op_name, writes
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def run_aside(gm: fx.GraphModule, branch: Collection[fx.Node]) -> bool:
     inputs = sorted({source for node in nodes for source in node.all_input_nodes} - members)
     givers = [node for node in inputs if node.op != "get_attr"]
     results = [node for node in nodes if set(node.users) - members]
-    if not givers or not results or any(_writes(node) for node in nodes):
+    if not givers or not results or any(writes(node) for node in nodes):
         return False
     readers = {user for node in results for user in node.users} - members
     last, first = givers[-1], min(readers)
@@ -170,11 +170,6 @@ def is_product(node: fx.Node) -> bool:
     """Tell whether a node is a matrix product, alone or as a part of what it computes."""
     name = op_name(node)
     return name in _PLAIN_PRODUCTS or any(part in name for part in _PRODUCTS)
-
-
-def _writes(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return bool(schema is not None and schema.is_mutable)
 
 
 def _is_tensor(node: fx.Node) -> bool:

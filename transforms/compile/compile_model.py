@@ -6,14 +6,17 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import nn
+from torch import fx, nn
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
-from onboard.errors import OnboardError, UsageError
+from onboard.errors import UsageError
 from onboard.graph.capture import capture_sizes
 from onboard.graph.context import TransformContext
 from onboard.graph.cuda_graph import CapturedDecode
 from onboard.graph.fx import graph_modules, nodes_of
+from onboard.graph.pieces import CannotSplitError
+from onboard.graph.piecewise import PiecewiseGraph, token_buckets
+from onboard.graph.streams import in_one_stream
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -55,18 +58,23 @@ class CompileModel(BaseTransform[CompileModelConfig]):
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match for the compiled graph and one for each captured batch size."""
-        if self.config.piecewise_enabled:
-            raise OnboardError("piecewise CUDA graphs are not available yet", hint="Set piecewise_enabled: false")
         if self.config.num_batched_inputs is not None:
             context.facts.append("compile_model: num_batched_inputs has no effect, the graph's inputs tell")
+        assert isinstance(gm, fx.GraphModule)
         backend, matches = self._backend(gm, context), 0
+        whole: nn.Module = gm
         if backend in ("torch-compile", "torch-opt"):
-            gm = torch.compile(gm, dynamic=True)  # type: ignore[assignment]
+            if branches := in_one_stream(gm):
+                context.facts.append(
+                    f"{self.key}: {branches} branches run in the main stream, torch.compile knows no other"
+                )
+            whole = torch.compile(gm, dynamic=True)  # type: ignore[assignment]
             matches += 1
         if backend in ("torch-cudagraph", "torch-opt"):
-            gm = self._captured(gm, context)
-            matches += len(gm.sizes)
-        return gm, TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
+            pieces = PiecewiseGraph(gm, whole, compiled=whole is not gm) if self.config.piecewise_enabled else None
+            whole = captured = self._captured(pieces or whole, context)
+            matches += len(captured.sizes) + self._capture_pieces(pieces, context)
+        return whole, TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
 
     def _backend(self, gm: nn.Module, context: TransformContext) -> str:
         backend = context.runtime.compile_backend if self.config.backend == "auto" else self.config.backend
@@ -91,6 +99,20 @@ class CompileModel(BaseTransform[CompileModelConfig]):
         if settings.enable_padding:
             context.cache.info.decode_sizes = sizes
         return captured
+
+    def _capture_pieces(self, pieces: PiecewiseGraph | None, context: TransformContext) -> int:
+        """Capture prefill in pieces; return for how many numbers of tokens."""
+        if pieces is None:
+            return 0
+        most = context.cache.info.max_num_tokens
+        sizes = token_buckets(self.config.piecewise_num_tokens, most)
+        if larger := sorted(set(self.config.piecewise_num_tokens or ()) - set(sizes)):
+            context.facts.append(f"{self.key}: no pieces for {larger} tokens, more than max_num_tokens")
+        try:
+            pieces.capture(context.cache, sizes)
+        except CannotSplitError as error:
+            context.facts.append(f"{self.key}: prefill is not captured in pieces: {error}")
+        return len(pieces.sizes)
 
 
 def _obstacle_to_capture(gm: nn.Module, context: TransformContext) -> str:

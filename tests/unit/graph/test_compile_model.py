@@ -192,11 +192,6 @@ def test_fields_are_validated(gm, tmp_path, fields, message):
         _compile(gm, tmp_path, **fields)
 
 
-def test_piecewise_graphs_are_refused_not_ignored(gm, tmp_path):
-    with pytest.raises(OnboardError, match="piecewise CUDA graphs are not available"):
-        _compile(gm, tmp_path, backend="torch-cudagraph", piecewise_enabled=True)
-
-
 def test_compatibility_field_is_a_visible_fact(gm, tmp_path):
     _, _, context = _compile(gm, tmp_path, backend="torch-simple", num_batched_inputs=2)
     assert "num_batched_inputs" in context.facts[0]
