@@ -102,6 +102,16 @@ def delete_parameter(module: nn.Module, name: str) -> None:
     delattr(module.get_submodule(path), leaf)
 
 
+def mark_loaded(parameter: nn.Parameter) -> None:
+    """Note that a parameter has the checkpoint's values, as the plan says, and nothing else until it is written to."""
+    parameter.loaded_version = parameter._version  # type: ignore[attr-defined]
+
+
+def is_as_loaded(parameter: nn.Parameter) -> bool:
+    """Tell whether a parameter still has the values that the plan says."""
+    return getattr(parameter, "loaded_version", None) == parameter._version
+
+
 def join_parameters(gm: GraphModule, name: str, parts: Sequence[str | int], dim: int = 0) -> str:
     """Replace the parameters in `parts` by one named `name`, their concatenation along `dim`; return `name`.
 
@@ -116,12 +126,15 @@ def join_parameters(gm: GraphModule, name: str, parts: Sequence[str | int], dim:
     joined = torch.empty(shape, dtype=first.dtype, device=first.device)
     plan = weight_plan(gm)
     plan.joined(name, [Part(p if isinstance(p, str) else None, s) for p, s in zip(parts, sizes, strict=True)], dim)
-    for parameter, view in zip(old, torch.split(joined, sizes, dim), strict=True):
-        view.zero_() if parameter is None else view.copy_(parameter.detach())
+    for each, view in zip(old, torch.split(joined, sizes, dim), strict=True):
+        view.zero_() if each is None else view.copy_(each.detach())
     for part in parts:
         if isinstance(part, str):
             delete_parameter(gm, part)
-    set_parameter(gm, name, nn.Parameter(joined, requires_grad=False))
+    parameter = nn.Parameter(joined, requires_grad=False)
+    if all(each is None or is_as_loaded(each) for each in old):
+        mark_loaded(parameter)
+    set_parameter(gm, name, parameter)
     return name
 
 

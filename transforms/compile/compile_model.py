@@ -54,6 +54,7 @@ class CompileModelConfig(TransformConfig):
 class CompileModel(BaseTransform[CompileModelConfig]):
     """Compile the graph and capture decode steps, as the back end's name says."""
 
+    acts = True
     config_class = CompileModelConfig
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
