@@ -20,7 +20,7 @@ from torch import fx, nn
 from torch._ops import OpOverload
 
 from onboard.graph.fx import attribute
-from onboard.graph.weights import set_parameter, tied_names
+from onboard.graph.weights import set_parameter, tied_names, weight_plan
 
 _MODULES = ("_operator", "operator", "math", "onboard.graph.streams")
 _CLASSES = ("onboard.graph.weights", "onboard.graph.cache")
@@ -41,11 +41,11 @@ def save_graph(gm: fx.GraphModule, path: Path, extra: Mapping[str, Any]) -> None
 
     Raises `CannotSaveError` for a graph with submodules, or with arguments or attributes that are no plain data.
     """
-    nodes = [_node(gm, node) for node in gm.graph.nodes]
+    nodes = [encoded_node(gm, node) for node in gm.graph.nodes]
     document = {
         "name": type(gm).__name__,
         "nodes": nodes,
-        "parameters": [_parameter(gm, names) for names in tied_names(gm)],
+        "parameters": _parameters(gm),
         "buffers": {name: name in gm.state_dict() for name, _ in gm.named_buffers(remove_duplicate=False)},
         "meta": {key: encode(value) for key, value in gm.meta.items()},
         "extra": {key: encode(value) for key, value in extra.items()},
@@ -61,6 +61,8 @@ def save_graph(gm: fx.GraphModule, path: Path, extra: Mapping[str, Any]) -> None
 def load_graph(path: Path) -> tuple[fx.GraphModule, dict[str, Any]]:
     """Read a graph module, parameters on the meta device and buffers on the CPU, and the values beside it.
 
+    Folded parameters have their sources in their places: `fold_again`, once these are loaded, computes them.
+
     Raises `ValueError`, `KeyError` and the like, or safetensors' own error, for a damaged file.
     """
     with safe_open(path, framework="pt") as file:
@@ -75,12 +77,12 @@ def load_graph(path: Path) -> tuple[fx.GraphModule, dict[str, Any]]:
     for name, tensor in buffers.items():
         _set_buffer(gm, name, tensor, persistent=document["buffers"][name])
     gm.meta.update({key: decode(value, {}) for key, value in document["meta"].items()})
-    gm.graph = _graph(document["nodes"])
-    gm.graph.lint()
+    gm.graph = decoded_graph(document["nodes"])
     return gm.eval(), {key: decode(value, {}) for key, value in document["extra"].items()}
 
 
-def _node(gm: fx.GraphModule, node: fx.Node) -> list[Any]:
+def encoded_node(gm: fx.GraphModule, node: fx.Node) -> list[Any]:
+    """Return a node as JSON; raise `CannotSaveError` for one that has no such form."""
     if node.op not in ("placeholder", "get_attr", "call_function", "output"):
         raise CannotSaveError(f"a {node.op} of {node.target}")
     if node.op == "get_attr" and not isinstance(attribute(gm, str(node.target)), torch.Tensor):
@@ -90,7 +92,8 @@ def _node(gm: fx.GraphModule, node: fx.Node) -> list[Any]:
     return [node.op, node.name, target, encode(node.args), encode(node.kwargs), path]
 
 
-def _graph(nodes: list[list[Any]]) -> fx.Graph:
+def decoded_graph(nodes: list[list[Any]]) -> fx.Graph:
+    """Return the graph of nodes that were encoded, in order."""
     graph = fx.Graph()
     made: dict[str, fx.Node] = {}
     for op, name, target, args, kwargs, path in nodes:
@@ -189,9 +192,19 @@ _DECODERS: dict[str, Callable[[Any, Mapping[str, fx.Node]], Any]] = {
 }
 
 
-def _parameter(gm: fx.GraphModule, names: list[str]) -> dict[str, Any]:
-    parameter = gm.get_parameter(names[0])
-    return {"names": names, "shape": list(parameter.shape), "dtype": encode(parameter.dtype)}
+def _parameters(gm: fx.GraphModule) -> list[dict[str, Any]]:
+    """Return what has to be loaded: the parameters, with the sources of folded ones in their places."""
+    folds = weight_plan(gm).folds
+    entries = []
+    for names in tied_names(gm):
+        parameter = gm.get_parameter(names[0])
+        if names[0] not in folds:
+            entries.append({"names": names, "shape": list(parameter.shape), "dtype": encode(parameter.dtype)})
+    known = {name for entry in entries for name in entry["names"]}
+    for name, (shape, dtype) in {name: each for fold in folds.values() for name, each in fold.sources.items()}.items():
+        if name not in known:
+            entries.append({"names": [name], "shape": shape, "dtype": encode(dtype)})
+    return entries
 
 
 def _set_buffer(gm: nn.Module, name: str, tensor: torch.Tensor, *, persistent: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,11 +31,22 @@ class Joined:
     dim: int
 
 
+@dataclass(frozen=True)
+class Folded:
+    """A parameter that was computed from others after these were loaded."""
+
+    sources: dict[str, tuple[list[int], torch.dtype]]
+    """Their names, with shapes and dtypes."""
+    calls: list[Any]
+    """The expression, as nodes in the form of a saved graph."""
+
+
 @dataclass
 class WeightPlan:
     """What `load_weights` cannot read off the parameters' names; kept in `gm.meta["weight_plan"]`."""
 
     joins: dict[str, Joined] = field(default_factory=dict)
+    folds: dict[str, Folded] = field(default_factory=dict)
 
     def parts(self, name: str) -> list[str]:
         """Return the checkpoint names that fill parameter `name`."""
@@ -103,7 +115,7 @@ def delete_parameter(module: nn.Module, name: str) -> None:
 
 
 def mark_loaded(parameter: nn.Parameter) -> None:
-    """Note that a parameter has the checkpoint's values, as the plan says, and nothing else until it is written to."""
+    """Note that a parameter has the values that the plan says, and nothing else until it is written to."""
     parameter.loaded_version = parameter._version  # type: ignore[attr-defined]
 
 

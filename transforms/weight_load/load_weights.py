@@ -11,6 +11,7 @@ from torch import nn
 
 from onboard.errors import OnboardError
 from onboard.graph.checkpoint import Checkpoint, find_non_finite
+from onboard.graph.constants import fold_again
 from onboard.graph.context import TransformContext
 from onboard.graph.converted_weights import Source, converted
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
@@ -62,6 +63,7 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
             self._load(gm, groups, context)
         for names in groups:
             mark_loaded(gm.get_parameter(names[0]))
+        fold_again(gm)
         move_buffers(gm, context.device)
         return gm, TransformInfo(num_matches=len(groups), is_clean=True, has_valid_shapes=True)
 

@@ -80,6 +80,18 @@ def test_other_weights_of_the_same_shapes_are_the_new_ones(made: Tiny, folder: P
     _close(second, made)
 
 
+def test_parameters_computed_from_others_are_computed_again(tiny: Callable[..., Tiny], folder: Path) -> None:
+    made = tiny("gemma", own_file=False, head_dim=8)
+    runtime = {"transforms": {"fuse_rmsnorm": {"rmsnorm_backend": "torch"}}}
+    first, second = made.engine(**runtime), made.engine(**runtime)
+    assert _from_cache(second)
+    names = [sorted(name for name, _ in each.gm.named_parameters()) for each in (first, second)]
+    assert names[0] == names[1]
+    assert any(name.startswith("folded.") for name in names[1])
+    _close(first, made)
+    _close(second, made)
+
+
 def _edit_model_file(tiny: Tiny) -> None:
     path = tiny.root / "models" / "modeling_llama.py"
     path.write_text(path.read_text() + "\n# changed\n")
