@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from onboard.graph.fx import placeholders, writes
+from onboard.ops.library import plain_function
 
 TOKEN_INPUTS = ("input_ids", "position_ids")
 """Inputs [1, tokens] of which each row concerns one token; zeros are valid."""
@@ -35,7 +36,8 @@ class Rows:
 
     def cut(self, tensor: Tensor, tokens: int) -> Tensor:
         """Return the rows of the first `tokens` tokens."""
-        return tensor.narrow(self.dim, 0, tokens * self.factor)
+        size = tokens * self.factor
+        return tensor if tensor.shape[self.dim] == size else tensor.narrow(self.dim, 0, size)
 
     def shape(self, example: Tensor, tokens: int) -> list[int]:
         """Return the shape for `tokens` tokens of what is like `example` otherwise."""
@@ -163,6 +165,8 @@ def _segment(gm: fx.GraphModule, captured: bool, nodes: list[fx.Node]) -> Segmen
         copies[node] = graph.placeholder(node.name)
     for node in [*(node for node in inputs if node.op == "get_attr"), *nodes]:
         copies[node] = graph.node_copy(node, copies.__getitem__)
+        if not captured and node.op == "call_function":
+            copies[node].target = plain_function(node.target)
     outputs = [node for node in nodes if set(node.users) - members]
     graph.output(tuple(copies[node] for node in outputs))
     module = fx.GraphModule(gm, graph)

@@ -7,6 +7,8 @@ the metadata as it is, so that caches are written and read as without any graphs
 
 from __future__ import annotations
 
+import math
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +24,7 @@ from onboard.graph.sequence import CachedSequenceInterface, input_names
 SMALLEST = 64
 _EXAMPLE_TOKENS = (11, 17)
 """Of the steps that show which values have a row for each token."""
+_TIMED_RUNS = 3
 
 
 def token_buckets(wanted: Sequence[int] | None, max_num_tokens: int) -> list[int]:
@@ -45,11 +48,16 @@ class Recorder(Protocol):
 class CudaRecorder:
     """Captures CUDA graphs in one memory pool, in which a piece takes the memory that earlier ones no longer need."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, warm_up: bool = False) -> None:
+        """`warm_up`: each piece is run before it is captured, since what it calls is compiled by its first call."""
         self.pool = torch.cuda.graph_pool_handle()
+        self.warm_up = warm_up
 
     def record(self, run: Callable[[], tuple[Any, ...]]) -> tuple[Callable[[], None], tuple[Any, ...]]:
         """Capture one piece."""
+        if self.warm_up:
+            run()
+            torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
             results = run()
@@ -93,6 +101,10 @@ class _Bucket:
     steps: list[Callable[[], None] | _Eager] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
     """Results of pieces that are read between them, or returned."""
+    seconds: float = 0.0
+    """Of a full step, in pieces."""
+    whole_seconds: float = math.inf
+    """Of a full step without them."""
 
 
 class PiecewiseGraph(nn.Module):
@@ -136,22 +148,48 @@ class PiecewiseGraph(nn.Module):
 
         Raises `CannotSplitError` when the graph has no pieces.
         """
-        recorder = self._recorder or CudaRecorder()
+        recorder = self._recorder or CudaRecorder(warm_up=self.compiled)
         self._pieces = self._split(cache)
         buckets = []
         for tokens in sorted(sizes, reverse=True):
             self._warm_up(cache, tokens)
             buckets.append(self._captured(tokens, cache.info.device, recorder))
         self._buckets = buckets[::-1]
+        for bucket in self._buckets:
+            self._time(cache, bucket)
 
     def forward(self, **inputs: Tensor) -> Any:
         """Run one step; inputs as the graph module's placeholders."""
         tokens = inputs["input_ids"].shape[1]
-        index = bisect_left(self._buckets, tokens, key=lambda bucket: bucket.tokens)
-        if index == len(self._buckets):
+        bucket = self._bucket_for(tokens)
+        if bucket is None:
             return self.whole(**inputs)
         self.replays += 1
-        return self._replay(self._buckets[index], inputs, tokens)
+        return self._replay(bucket, inputs, tokens)
+
+    def _bucket_for(self, tokens: int) -> _Bucket | None:
+        """Return the bucket that serves a step faster than no pieces would, None when there is none.
+
+        How long a step takes without pieces is interpolated between the buckets.
+        """
+        index = bisect_left(self._buckets, tokens, key=lambda bucket: bucket.tokens)
+        if index == len(self._buckets):
+            return None
+        bucket = self._buckets[index]
+        below = self._buckets[index - 1] if index else bucket
+        share = (tokens - below.tokens) / (bucket.tokens - below.tokens) if index else 1.0
+        whole = (1 - share) * below.whole_seconds + share * bucket.whole_seconds if share < 1 else bucket.whole_seconds
+        return bucket if bucket.seconds <= whole else None
+
+    def _time(self, cache: CachedSequenceInterface, bucket: _Bucket) -> None:
+        """Measure a full step with and without pieces; without a GPU there is nothing to measure."""
+        device = cache.info.device
+        if device.type != "cuda":
+            return
+        cache.info.set_prefill_example(bucket.tokens)
+        inputs = {name: cache.args[name] for name in input_names(self.gm)}
+        bucket.seconds = _seconds(lambda: self._replay(bucket, inputs, bucket.tokens), device)
+        bucket.whole_seconds = _seconds(lambda: self.whole(**inputs), device)
 
     def _split(self, cache: CachedSequenceInterface) -> Pieces:
         def call(function: Callable[..., Any], tokens: int) -> Any:
@@ -200,6 +238,18 @@ class PiecewiseGraph(nn.Module):
         result = values[self._pieces.result]
         # A piece's result is overwritten by the next replay: give away a copy.
         return result.clone() if self._pieces.result in bucket.values else result
+
+
+def _seconds(step: Callable[[], Any], device: torch.device) -> float:
+    """Return how long a step takes, at best, host and device together."""
+    best = math.inf
+    for _ in range(_TIMED_RUNS):
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        step()
+        torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return best
 
 
 def _compiled(segment: Segment) -> Segment:

@@ -40,7 +40,7 @@ class CompileModelConfig(TransformConfig):
     @model_validator(mode="after")
     def validate_piecewise_backend(self) -> CompileModelConfig:
         """Refuse piecewise fields that the back end would ignore."""
-        if self.piecewise_enabled and self.backend not in ("torch-cudagraph", "torch-opt"):
+        if self.piecewise_enabled and self.backend in ("torch-simple", "torch-compile"):
             raise UsageError(
                 f"compile_model has piecewise_enabled with backend {self.backend!r}",
                 hint="Piecewise CUDA graphs need backend torch-cudagraph or torch-opt",

@@ -155,6 +155,20 @@ def test_the_graph_is_cut_at_attention_and_before_the_chosen_rows():
     assert len(segments[-1].outputs) == 1
 
 
+def test_a_step_runs_in_pieces_only_where_that_was_measured_to_be_faster():
+    pieces, cache, _ = _captured(decoder(), sizes=[8, 16, 32])
+    for bucket, (seconds, whole) in zip(pieces._buckets, [(2, 5), (4, 6), (9, 10)], strict=True):
+        bucket.seconds, bucket.whole_seconds = seconds, whole
+    # Between 16 and 32 tokens a whole step takes 6 to 10 seconds, in 32 padded rows it takes 9.
+    served = {tokens: pieces._bucket_for(tokens) for tokens in (1, 8, 9, 16, 20, 27, 28, 29, 32, 33)}
+    sizes = {tokens: bucket and bucket.tokens for tokens, bucket in served.items()}
+    assert sizes == {1: 8, 8: 8, 9: 16, 16: 16, 20: None, 27: None, 28: 32, 29: 32, 32: 32, 33: None}
+    _set_batch(cache, [16, 4], [0, 0])
+    twin = copied_inputs(cache)
+    assert torch.equal(pieces(**cache.args), pieces.gm(**twin))
+    assert pieces.replays == 0
+
+
 class AllRows(Layers):
     """Logits of every token: the result is a piece's."""
 
