@@ -86,6 +86,8 @@ def _configured(key: str, fields: Mapping[str, Any]) -> BaseTransform[Any]:
         raise UsageError(f"transform {key}: field {field!r}: {first['msg']}, got {first['input']!r}") from error
 
 
+_NOTICEABLE = 0.05  # seconds
+
 CACHE_ENTRIES = ("find_kept_graph", "keep_graph")
 """What the history calls the time that the cache takes."""
 
@@ -98,6 +100,15 @@ def _timed(key: str, context: TransformContext, work: Callable[[], T]) -> T:
     found = isinstance(result, KeptRun) and result.is_restored
     context.history.append(HistoryEntry(key, "cache", True, not found, int(found), seconds, True, True, 0))
     return result
+
+
+def _check(stage: Stages, module: nn.Module, context: TransformContext) -> None:
+    """Check a finished stage; a check that takes a while has an entry in the history, before its last transform's."""
+    start = time.perf_counter()
+    check_stage(stage, module, context)
+    if (seconds := time.perf_counter() - start) > _NOTICEABLE:
+        entry = HistoryEntry(f"check_{stage.value}", stage.value, True, False, 0, seconds, True, True, 0)
+        context.history.insert(len(context.history) - 1, entry)
 
 
 def _entry_from_cache(transform: BaseTransform[Any], done: Done) -> HistoryEntry:
@@ -154,7 +165,7 @@ class Pipeline:
             self._run_one(transform, state, context)
             acted = len(context.facts)
             if self._ends_stage(index) and (kept is None or not kept.is_restored):
-                check_stage(transform.config.stage, state.module, context)
+                _check(transform.config.stage, state.module, context)
             if transform.config.enabled:
                 self._dump(f"{index:02d}_{transform.config.stage.value}_{transform.key}", state.module, transform)
             self._refuse_facts(transform, context.facts[facts:])
