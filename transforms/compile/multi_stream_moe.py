@@ -22,23 +22,29 @@ class MultiStreamMoE(BaseTransform[TransformConfig]):
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match for each mixture with shared experts."""
         assert isinstance(gm, fx.GraphModule)
-        mixtures = [node for node in gm.graph.nodes if "moe" in op_name(node)]
+        mixtures = [node for node in gm.graph.nodes if _is_mixture(node)]
         matches = sum(run_aside(gm, branch) for node in mixtures if (branch := _shared_experts(node)))
         return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
 
 
+def _is_mixture(node: fx.Node) -> bool:
+    name = op_name(node)
+    return "moe" in name and "router" not in name
+
+
 def _shared_experts(mixture: fx.Node) -> set[fx.Node]:
-    """Return the calls that only the shared experts of a mixture need, none when it has no shared experts."""
+    """Return the calls that only the shared experts of a mixture need, none when it has no shared experts.
+
+    They meet the mixture in whatever first reads its output and something else: a sum, or a call that has taken one in.
+    """
     routed, total = mixture, only_user(mixture)
     while total is not None and is_op(total, *_PASSED):
         routed, total = total, only_user(total)
-    if total is None or not is_op(total, aten.add):
-        return set()
-    other = next((each for each in total.args[:2] if each is not routed), None)
     fork = _input(mixture)
-    if not isinstance(other, fx.Node) or fork is None:
+    if total is None or fork is None:
         return set()
-    branch = own_part([other], [routed], fork)
+    others = [source for source in total.all_input_nodes if source is not routed]
+    branch = own_part(others, [routed], fork)
     return branch if any(map(is_product, branch)) else set()
 
 

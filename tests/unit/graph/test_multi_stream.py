@@ -153,6 +153,33 @@ def test_shared_experts_run_beside_the_routed_ones():
     assert not any("moe" in name or "softmax" in name or "rmsnorm" in name for name in moved)
 
 
+def test_shared_experts_whose_last_product_takes_in_the_sum_run_beside_up_to_there():
+    gm = _graph(Mixture())
+    (mixture,) = nodes_of(gm, ops.torch_moe)
+    total = next(node for node in nodes_of(gm, torch.ops.aten.add) if mixture < node)
+    routed, shared = total.args
+    with gm.graph.inserting_before(total):
+        fused = gm.graph.call_function(fused_sum.default, (shared.args[0], shared.args[1], routed))
+    fused.meta["val"] = total.meta["val"]
+    total.replace_all_uses_with(fused)
+    clean_up(gm)
+    (moved,) = _check("multi_stream_moe", gm)
+    assert sum("linear" in name for name in moved) == 3
+
+
+@torch.library.custom_op("onboard_test::gated_sum", mutates_args=())
+def fused_sum_op(gate: torch.Tensor, value: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    return residual + gate * value
+
+
+@fused_sum_op.register_fake
+def _(gate, value, residual):
+    return torch.empty_like(residual)
+
+
+fused_sum = torch.ops.onboard_test.gated_sum
+
+
 def test_a_mixture_alone_stays_in_one_stream():
     assert _check("multi_stream_moe", _graph(Mixture(shared=False))) == []
 
