@@ -25,6 +25,8 @@ SMALLEST = 64
 _EXAMPLE_TOKENS = (11, 17)
 """Of the steps that show which values have a row for each token."""
 _TIMED_RUNS = 3
+_MEMORY_SHARE = 2.5
+"""Free memory for the pieces of the largest step, in what that step takes when it runs whole."""
 
 
 def token_buckets(wanted: Sequence[int] | None, max_num_tokens: int) -> list[int]:
@@ -128,6 +130,8 @@ class PiecewiseGraph(nn.Module):
         self.compiled = compiled
         self.replays = 0
         """Calls that replayed pieces."""
+        self.left_out: list[int] = []
+        """Numbers of tokens that were not captured, for want of memory."""
         self._recorder = recorder
         self._buckets: list[_Bucket] = []
         self._pieces: Pieces | None = None
@@ -150,10 +154,13 @@ class PiecewiseGraph(nn.Module):
         """
         recorder = self._recorder or CudaRecorder(warm_up=self.compiled)
         self._pieces = self._split(cache)
-        buckets = []
+        buckets: list[_Bucket] = []
         for tokens in sorted(sizes, reverse=True):
-            self._warm_up(cache, tokens)
-            buckets.append(self._captured(tokens, cache.info.device, recorder))
+            if buckets or self._fits(cache, tokens):
+                self._warm_up(cache, tokens)
+                buckets.append(self._captured(tokens, cache.info.device, recorder))
+            else:
+                self.left_out.append(tokens)
         self._buckets = buckets[::-1]
         for bucket in self._buckets:
             self._time(cache, bucket)
@@ -200,6 +207,19 @@ class PiecewiseGraph(nn.Module):
         if not self.compiled:
             return pieces
         return replace(pieces, segments=tuple(map(_compiled, pieces.segments)))
+
+    def _fits(self, cache: CachedSequenceInterface, tokens: int) -> bool:
+        """Whether there is memory for the pieces of a step, in a pool of their own, beside a step that runs whole."""
+        device = cache.info.device
+        if device.type != "cuda":
+            return True
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        self._warm_up(cache, tokens)
+        needed = torch.cuda.max_memory_allocated(device) - before
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(device)[0] > _MEMORY_SHARE * needed
 
     def _warm_up(self, cache: CachedSequenceInterface, tokens: int) -> None:
         cache.info.set_prefill_example(tokens)

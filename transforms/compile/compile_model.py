@@ -32,8 +32,8 @@ class CompileModelConfig(TransformConfig):
     """Decode batch sizes to capture; None: the run's `cuda_graph_config`."""
     num_batched_inputs: int | None = Field(default=None, ge=1)
     """Accepted for compatibility: the batched inputs are those that are not caches."""
-    piecewise_enabled: bool = False
-    """CUDA graphs for prefill and mixed batches, cut at the attention ops."""
+    piecewise_enabled: bool | None = None
+    """CUDA graphs for prefill and mixed batches, cut at the attention ops; None: with torch-cudagraph, if possible."""
     piecewise_num_tokens: list[PositiveInt] | None = None
     """Token counts to capture piecewise; None: powers of two from 64 up to the run's `max_num_tokens`."""
 
@@ -45,7 +45,8 @@ class CompileModelConfig(TransformConfig):
                 f"compile_model has piecewise_enabled with backend {self.backend!r}",
                 hint="Piecewise CUDA graphs need backend torch-cudagraph or torch-opt",
             )
-        if self.piecewise_num_tokens is not None and not self.piecewise_enabled:
+        never = self.piecewise_enabled is False or self.backend in ("torch-simple", "torch-compile")
+        if self.piecewise_num_tokens is not None and never:
             raise UsageError("compile_model has piecewise_num_tokens without piecewise_enabled", hint="Enable it")
         return self
 
@@ -72,7 +73,9 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             whole = torch.compile(gm, dynamic=True)  # type: ignore[assignment]
             matches += 1
         if backend in ("torch-cudagraph", "torch-opt"):
-            pieces = PiecewiseGraph(gm, whole, compiled=whole is not gm) if self.config.piecewise_enabled else None
+            wanted = self.config.piecewise_enabled
+            wanted = backend == "torch-cudagraph" if wanted is None else wanted
+            pieces = PiecewiseGraph(gm, whole, compiled=whole is not gm) if wanted else None
             whole = captured = self._captured(pieces or whole, context)
             matches += len(captured.sizes) + self._capture_pieces(pieces, context)
         return whole, TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
@@ -113,6 +116,8 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             pieces.capture(context.cache, sizes)
         except CannotSplitError as error:
             context.facts.append(f"{self.key}: prefill is not captured in pieces: {error}")
+        if pieces.left_out:
+            context.facts.append(f"{self.key}: no pieces for {pieces.left_out} tokens, their memory is not free")
         return len(pieces.sizes)
 
 

@@ -176,7 +176,11 @@ def test_attention_that_reads_lengths_on_the_host_is_not_captured(gm, tmp_path):
     [
         ({"backend": "torch-simple", "piecewise_enabled": True}, "piecewise_enabled"),
         ({"backend": "torch-compile", "piecewise_enabled": True}, "piecewise_enabled"),
-        ({"backend": "torch-cudagraph", "piecewise_num_tokens": [64]}, "piecewise_num_tokens"),
+        ({"backend": "torch-simple", "piecewise_num_tokens": [64]}, "piecewise_num_tokens"),
+        (
+            {"backend": "torch-cudagraph", "piecewise_enabled": False, "piecewise_num_tokens": [64]},
+            "piecewise_num_tokens",
+        ),
         (
             {"backend": "torch-cudagraph", "piecewise_enabled": True, "piecewise_num_tokens": [0]},
             "piecewise_num_tokens",
