@@ -7,7 +7,7 @@ straight into its slice of the joined parameter, so that no moment needs memory 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ class Joined:
 
     parts: tuple[Part, ...]
     dim: int
+    stacked: bool = False
+    """The parameter has a dimension more than its parts, in front: they fill it one after the other."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class WeightPlan:
             yield name, tensor
             return
         join = self.joins[name]
-        views = torch.split(tensor, [part.size for part in join.parts], join.dim)
+        whole = tensor.flatten(0, 1) if join.stacked else tensor
+        views = torch.split(whole, [part.size for part in join.parts], join.dim)
         yield from zip((part.source for part in join.parts), views, strict=True)
 
 
@@ -147,6 +150,23 @@ def join_parameters(gm: GraphModule, name: str, parts: Sequence[str | int], dim:
     if all(each is None or is_as_loaded(each) for each in old):
         mark_loaded(parameter)
     set_parameter(gm, name, parameter)
+    return name
+
+
+def stack_parameters(gm: GraphModule, name: str, groups: Sequence[Sequence[str]]) -> str:
+    """Replace parameters by one named `name`, whose entry i is those in `groups[i]`, one after the other; return it.
+
+    All groups are alike in shape. Otherwise as `join_parameters`.
+    """
+    join_parameters(gm, name, [part for group in groups for part in group])
+    joined = gm.get_parameter(name)
+    flat = joined.detach()
+    stacked = nn.Parameter(flat.view(len(groups), -1, *flat.shape[1:]), requires_grad=False)
+    if is_as_loaded(joined):
+        mark_loaded(stacked)
+    set_parameter(gm, name, stacked)
+    joins = weight_plan(gm).joins
+    joins[name] = replace(joins[name], stacked=True)
     return name
 
 

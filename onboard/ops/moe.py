@@ -13,7 +13,8 @@ from onboard.ops.activation import Activation, activation_function
 from onboard.ops.library import register_op
 
 
-def _like_x(x: Tensor, *_: object, **__: object) -> Tensor:
+def fake_moe(x: Tensor, *_: object, **__: object) -> Tensor:
+    """Return an empty output of a mixture."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -24,7 +25,7 @@ _SCHEMA = (
 )
 
 
-@register_op(_like_x, schema=_SCHEMA)
+@register_op(fake_moe, schema=_SCHEMA)
 def torch_moe(
     x: Tensor,
     selected_experts: Tensor,

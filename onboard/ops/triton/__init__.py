@@ -6,8 +6,12 @@ from onboard.ops.triton import (  # noqa: F401  (registers)
     cached_delta_rule,
     cached_mla,
     cached_ssm,
+    moe,
     rmsnorm,
+    rmsnorm_gated,
     rope,
+    router,
     silu_mul,
     swiglu,
+    wide_norm,
 )

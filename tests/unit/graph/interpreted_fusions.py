@@ -119,3 +119,45 @@ def test_an_explicit_triton_back_end_is_used_where_it_runs():
     assert not context.facts
     assert targets(gm).count("onboard.triton_rmsnorm.default") == 2
     assert rmse(gm(x), expected) <= 1e-6
+
+
+class Gated(nn.Module):
+    """A gated norm in float32 with a cast behind it, and one without; a constant that is computed from a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+        self.decay = nn.Parameter(torch.zeros(16))
+
+    def forward(self, x):
+        x = x * -self.decay.exp()
+        both = ops.torch_rmsnorm_gated(x, self.weight, x.tanh(), 1e-5, 8)
+        return ops.torch_rmsnorm_gated(x, self.weight, None, 1e-5, 16).double() + both.to(torch.float64)
+
+
+def test_gated_norms_take_the_cast_behind_them(on_gpu):
+    model = Gated()
+    model.load_state_dict(random_state(model, random.randrange(10**6)))
+    gm, _, _ = apply("cleanup_input_constraints", exported(model, 2, 3, 16, device="cpu"))
+    gm, info, _ = apply("fuse_rmsnorm", gm, on_gpu)
+    assert info.num_matches == 2
+    assert targets(gm).count("onboard.triton_fused_rmsnorm_gated.default") == 2
+    assert not any(target.startswith(("to.", "_to_copy")) for target in targets(gm))
+    x = torch.randn(2, 3, 16)
+    assert rmse(gm(x), model(x)) <= 1e-6
+
+
+def test_mixtures_and_routers_use_the_kernels(on_gpu):
+    from test_fuse_moe import HIDDEN, Mixture
+    from test_match_moe_routing import Model, biased
+
+    for model in (Mixture(bias=True), Model(biased)):
+        model.load_state_dict(random_state(model, random.randrange(10**6)), strict=False)
+        gm, _, _ = apply("match_moe_routing_pattern", exported(model, 2, 3, HIDDEN, device="cpu"))
+        gm, info, context = apply("fuse_moe", gm, on_gpu)
+        assert info.num_matches == 1
+        assert context.facts == []
+        assert "onboard.triton_moe_fused.default" in targets(gm)
+        x = torch.randn(2, 4, HIDDEN)
+        assert rmse(gm(x), model(x)) <= 1e-6
+    assert "onboard.triton_moe_router.default" in targets(gm)

@@ -47,6 +47,17 @@ def test_rmsnorm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     assert relative_error(actual, ops.torch_rmsnorm(x, weight, 1e-3)) < DTYPES[dtype]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_wide_rmsnorm(dtype: torch.dtype) -> None:
+    x, residual, weight = (torch.randn(2, 5, 40) * 3).to(dtype), torch.randn(2, 5, 40).to(dtype), torch.randn(40)
+    expected = ops.torch_rmsnorm(x.double(), weight.double(), 1e-3)
+    assert relative_error(ops.triton_wide_rmsnorm(x, weight, 1e-3), expected) < DTYPES[dtype]
+    normed, total = ops.triton_fused_add_wide_rmsnorm(x, residual, weight, 1e-3)
+    assert normed.dtype == total.dtype == dtype
+    assert relative_error(total, x.double() + residual.double()) < DTYPES[dtype]
+    assert relative_error(normed, ops.torch_rmsnorm(total.double(), weight.double(), 1e-3)) < DTYPES[dtype]
+
+
 def test_rmsnorm_of_heads_inside_a_projection_and_its_dtypes() -> None:
     x, weight = torch.randn(2, 5, 60).bfloat16(), torch.randn(8)
     part = x[..., 16:48].view(2, 5, 4, 8)

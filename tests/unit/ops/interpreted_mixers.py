@@ -234,3 +234,18 @@ def test_the_sizes_of_real_models(
     used = row.args["block_table"].flatten().long() if name == "cached_mla" else row.slots
     arguments = REAL_SIZES[name](row, dtype)
     check(name, arguments, CAPTURED[name][1], row, 2e-5 if dtype == torch.float32 else 1.5e-2, used)
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("group", [24, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gated_rmsnorm(dtype: torch.dtype, group: int, first: bool) -> None:
+    x, wide = torch.randn(1, 5, 24, device=DEVICE).to(dtype), torch.randn(1, 5, 60, device=DEVICE)
+    weight, gate = torch.randn(24, device=DEVICE), wide[..., 20:44]
+    actual = ops.triton_fused_rmsnorm_gated(x, weight, gate, 1e-5, group, first, torch.bfloat16)
+    assert actual.dtype == torch.bfloat16
+    expected = ops.torch_rmsnorm_gated(x.double(), weight.double(), gate.double(), 1e-5, group, first)
+    assert relative_error(actual, expected) < 1.2e-2
+    plain = ops.triton_fused_rmsnorm_gated(x.float(), weight, None, 1e-5, group, first, torch.float32)
+    expected = ops.torch_rmsnorm_gated(x.double(), weight.double(), None, 1e-5, group, first)
+    assert relative_error(plain, expected) < 1e-6
