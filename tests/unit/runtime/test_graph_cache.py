@@ -92,6 +92,16 @@ def test_parameters_computed_from_others_are_computed_again(tiny: Callable[..., 
     _close(second, made)
 
 
+def test_stacked_experts_are_read_into_their_stacks(tiny: Callable[..., Tiny], folder: Path) -> None:
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+    made = tiny("qwen3_moe", own_file=False, **sizes)
+    first, second = made.engine(), made.engine()
+    assert _from_cache(second)
+    assert any(parameter.ndim == 3 for parameter in second.gm.parameters())
+    _close(first, made)
+    _close(second, made)
+
+
 def _edit_model_file(tiny: Tiny) -> None:
     path = tiny.root / "models" / "modeling_llama.py"
     path.write_text(path.read_text() + "\n# changed\n")
