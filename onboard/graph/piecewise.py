@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from onboard.errors import OnboardError
-from onboard.graph.pieces import TOKEN_INPUTS, Pieces, Segment, split
+from onboard.graph.pieces import TOKEN_INPUTS, CannotSplitError, Pieces, Segment, split
 from onboard.graph.sequence import CachedSequenceInterface, input_names
 
 SMALLEST = 64
@@ -154,6 +154,8 @@ class PiecewiseGraph(nn.Module):
         """
         recorder = self._recorder or CudaRecorder(warm_up=self.compiled)
         self._pieces = self._split(cache)
+        if sizes and cache.info.device.type == "cuda":
+            self._try(cache, min(sizes))
         buckets: list[_Bucket] = []
         for tokens in sorted(sizes, reverse=True):
             if buckets or self._fits(cache, tokens):
@@ -207,6 +209,25 @@ class PiecewiseGraph(nn.Module):
         if not self.compiled:
             return pieces
         return replace(pieces, segments=tuple(map(_compiled, pieces.segments)))
+
+    def _try(self, cache: CachedSequenceInterface, tokens: int) -> None:
+        """Run the pieces without capturing them: one that waits for the device cannot be captured.
+
+        Raises `CannotSplitError`; a capture that fails would leave the process without a GPU.
+        """
+        assert self._pieces is not None
+        cache.info.set_prefill_example(tokens)
+        values: dict[str, Any] = {name: cache.args[name] for name in input_names(self.gm)}
+        before = torch.cuda.get_sync_debug_mode()
+        for segment in self._pieces.segments:
+            torch.cuda.set_sync_debug_mode("error" if segment.captured else "default")
+            try:
+                results = segment.run(*(values[name] for name in segment.inputs))
+            except RuntimeError as error:
+                raise CannotSplitError(f"a part of it waits for the device: {str(error).splitlines()[0]}") from error
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+            values.update(zip(segment.outputs, results, strict=True))
 
     def _fits(self, cache: CachedSequenceInterface, tokens: int) -> bool:
         """Whether there is memory for the pieces of a step, in a pool of their own, beside a step that runs whole."""

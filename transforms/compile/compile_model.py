@@ -16,6 +16,7 @@ from onboard.graph.cuda_graph import CapturedDecode
 from onboard.graph.fx import graph_modules, nodes_of
 from onboard.graph.pieces import CannotSplitError
 from onboard.graph.piecewise import PiecewiseGraph, token_buckets
+from onboard.graph.sequence import input_names
 from onboard.graph.streams import in_one_stream
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
@@ -31,7 +32,7 @@ class CompileModelConfig(TransformConfig):
     cuda_graph_batch_sizes: list[PositiveInt] | None = None
     """Decode batch sizes to capture; None: the run's `cuda_graph_config`."""
     num_batched_inputs: int | None = Field(default=None, ge=1)
-    """Accepted for compatibility: the batched inputs are those that are not caches."""
+    """Inputs that change from step to step, which are all but the caches; another number is an error."""
     piecewise_enabled: bool | None = None
     """CUDA graphs for prefill and mixed batches, cut at the attention ops; None: with torch-cudagraph, if possible."""
     piecewise_num_tokens: list[PositiveInt] | None = None
@@ -60,25 +61,39 @@ class CompileModel(BaseTransform[CompileModelConfig]):
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match for the compiled graph and one for each captured batch size."""
-        if self.config.num_batched_inputs is not None:
-            context.facts.append("compile_model: num_batched_inputs has no effect, the graph's inputs tell")
-        assert isinstance(gm, fx.GraphModule)
         backend, matches = self._backend(gm, context), 0
-        whole: nn.Module = gm
+        whole = gm
         if backend in ("torch-compile", "torch-opt"):
-            if branches := in_one_stream(gm):
-                context.facts.append(
-                    f"{self.key}: {branches} branches run in the main stream, torch.compile knows no other"
-                )
-            whole = torch.compile(gm, dynamic=True)  # type: ignore[assignment]
+            whole = self._compiled(gm, context)
             matches += 1
         if backend in ("torch-cudagraph", "torch-opt"):
-            wanted = self.config.piecewise_enabled
-            wanted = backend == "torch-cudagraph" if wanted is None else wanted
-            pieces = PiecewiseGraph(gm, whole, compiled=whole is not gm) if wanted else None
+            self._check_inputs(gm, context)
+            pieces = self._pieces(gm, whole)
             whole = captured = self._captured(pieces or whole, context)
             matches += len(captured.sizes) + self._capture_pieces(pieces, context)
         return whole, TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
+
+    def _compiled(self, gm: nn.Module, context: TransformContext) -> nn.Module:
+        branches = sum(in_one_stream(graph) for _, graph in graph_modules(gm))
+        if branches:
+            fact = f"{self.key}: {branches} branches run in the main stream, torch.compile knows no other"
+            context.facts.append(fact)
+        return torch.compile(gm, dynamic=True)  # type: ignore[return-value]
+
+    def _check_inputs(self, gm: nn.Module, context: TransformContext) -> None:
+        """Compare the number of batched inputs with what the graph takes beside its caches, if it was given."""
+        wanted, found = self.config.num_batched_inputs, [n for n in input_names(gm) if n not in context.cache.caches]
+        if wanted not in (None, len(found)):
+            problem = f"compile_model has num_batched_inputs {wanted}, and the graph takes {len(found)}"
+            raise UsageError(f"{problem}: {', '.join(found)}", hint="Leave it out: the graph's inputs tell")
+
+    def _pieces(self, gm: nn.Module, whole: nn.Module) -> PiecewiseGraph | None:
+        """Return the graph that is to run in pieces, None when none were asked for, or there is no graph."""
+        wanted = self.config.piecewise_enabled
+        wanted = whole is gm if wanted is None else wanted
+        return (
+            PiecewiseGraph(gm, whole, compiled=whole is not gm) if wanted and isinstance(gm, fx.GraphModule) else None
+        )
 
     def _backend(self, gm: nn.Module, context: TransformContext) -> str:
         backend = context.runtime.compile_backend if self.config.backend == "auto" else self.config.backend
