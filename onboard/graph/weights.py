@@ -118,13 +118,17 @@ def delete_parameter(module: nn.Module, name: str) -> None:
 
 
 def mark_loaded(parameter: nn.Parameter) -> None:
-    """Note that a parameter has the values that the plan says, and nothing else until it is written to."""
-    parameter.loaded_version = parameter._version  # type: ignore[attr-defined]
+    """Note that a parameter has the values that the plan says, and nothing else until it is written to.
+
+    Of a tensor that was made in inference mode nobody knows when it is written to: it is never as loaded.
+    """
+    if not parameter.is_inference():
+        parameter.loaded_version = parameter._version  # type: ignore[attr-defined]
 
 
 def is_as_loaded(parameter: nn.Parameter) -> bool:
     """Tell whether a parameter still has the values that the plan says."""
-    return getattr(parameter, "loaded_version", None) == parameter._version
+    return not parameter.is_inference() and getattr(parameter, "loaded_version", None) == parameter._version
 
 
 def join_parameters(gm: GraphModule, name: str, parts: Sequence[str | int], dim: int = 0) -> str:
