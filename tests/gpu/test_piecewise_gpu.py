@@ -57,6 +57,8 @@ def test_steps_are_those_of_the_graph(backend: str, matches: int) -> None:
     assert not context.facts
     pieces, cache = captured.gm, context.cache
     assert isinstance(pieces, PiecewiseGraph)
+    for bucket in pieces._buckets:
+        bucket.seconds = 0.0  # a graph this small is as fast without
     for step, (lengths, starts) in enumerate(STEPS * 4):
         _set_batch(cache, lengths, starts)
         twin = copied_inputs(cache)
@@ -78,5 +80,5 @@ def test_larger_steps_run_as_they_are_and_default_sizes_follow_the_limit() -> No
     _set_batch(context.cache, [9], [0])
     captured(**context.cache.args)
     assert captured.gm.replays == 0  # type: ignore[union-attr]
-    captured, context, _ = _compile("torch-cudagraph")
+    captured, *_ = _compile("torch-cudagraph")
     assert captured.gm.sizes == [64]  # type: ignore[union-attr]
