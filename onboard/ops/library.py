@@ -25,6 +25,7 @@ class OpSource:
 
 
 _SOURCES: dict[str, OpSource] = {}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
 def register_op(
@@ -50,10 +51,17 @@ def register_op(
     def register(function: Callable[P, R]) -> Callable[P, R]:
         op = torch.library.custom_op(f"{NAMESPACE}::{function.__name__}", function, mutates_args=mutates, schema=schema)
         op.register_fake(fake or function)
+        _FUNCTIONS[function.__name__] = function
         _SOURCES[function.__name__] = OpSource(function.__module__, mutates, carries_state)
         return function
 
     return register
+
+
+def plain_function(op: Any) -> Any:
+    """Return the Python function behind an operator of ours, which costs less to call; any other one as it is."""
+    namespace, _, name = getattr(getattr(op, "_schema", None), "name", "").partition("::")
+    return _FUNCTIONS.get(name, op) if namespace == NAMESPACE else op
 
 
 def op_sources() -> dict[str, OpSource]:
