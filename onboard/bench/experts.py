@@ -28,17 +28,26 @@ class _Hits(fx.Interpreter):
         return super().run_node(n)
 
 
+def has_mixtures(engine: Engine) -> bool:
+    """Whether some of the model's layers have experts."""
+    return any(is_mixture(node) for _, gm in graph_modules(engine.gm) for node in gm.graph.nodes)
+
+
 @torch.inference_mode()
 def experts_hit(engine: Engine) -> list[float]:
     """Run the engine's last step once more, without CUDA graphs; return the distinct experts of each mixture in order.
 
-    Only between requests: recurrent states are advanced once more.
+    The requests of that step must not go on: recurrent states are advanced once more.
     """
     counts: list[float] = []
+    if not has_mixtures(engine):
+        return counts
+    args = dict(engine.cache.args)
+    latest = getattr(engine.cache, "latest", None)
+    if latest is not None:  # tokens that only the device knows yet
+        args["input_ids"] = latest.fill(args["input_ids"])
     for _, gm in graph_modules(engine.gm):
-        if not any(is_mixture(node) for node in gm.graph.nodes):
-            continue
         hits = _Hits(gm)
-        hits.run(*(engine.cache.args[name] for name in input_names(gm)))
+        hits.run(*(args[name] for name in input_names(gm)))
         counts += hits.counts
     return counts

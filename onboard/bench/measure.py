@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from onboard.bench.experts import experts_hit
 from onboard.bench.shape import Shape
 from onboard.runtime.engine import Engine
+from onboard.runtime.request import Step
 from onboard.runtime.sampling import SamplingParams
 
 
@@ -60,29 +62,47 @@ class Measured:
 def measure(engine: Engine, shape: Shape, *, vocabulary: int, seed: int, repeats: int) -> Measured:
     """Measure one shape, after a pass that warms up everything which depends on it."""
     prompts = shape.prompts(vocabulary, seed)
-    run_batch(engine, prompts, min(shape.output, 4))
+    with decoding(engine, prompts, shape.output):
+        decode_hits = experts_hit(engine)
     reset_peak_memory(engine.cache.info.device)
     prefills = [max(run_batch(engine, prompts, 1).first_tokens) for _ in range(repeats)]
+    peak = peak_memory(engine.cache.info.device)
     prefill_hits = experts_hit(engine)
+    reset_peak_memory(engine.cache.info.device)
     runs = [run_batch(engine, prompts, shape.output) for _ in range(repeats)]
-    decode_hits = experts_hit(engine)
-    return Measured(shape, prefills, runs, prefill_hits, decode_hits, peak_memory(engine.cache.info.device))
+    peak = max(peak, peak_memory(engine.cache.info.device))
+    return Measured(shape, prefills, runs, prefill_hits, decode_hits, peak)
+
+
+@contextmanager
+def decoding(engine: Engine, prompts: Sequence[Sequence[int]], output: int) -> Iterator[None]:
+    """Bring the engine to where it decodes all of a batch; at the end of the block its requests are dropped."""
+    requests = [request for prompt in prompts for request in engine.submit(prompt, _greedy(output))]
+    try:
+        while engine.scheduler.busy and not all(request.num_generated > 1 for request in requests):
+            engine.step()
+        yield
+    finally:
+        for request in requests:
+            engine.cancel(request)
 
 
 def run_batch(engine: Engine, prompts: Sequence[Sequence[int]], output: int) -> Run:
     """Generate `output` tokens greedily for each prompt, all submitted at once."""
-    params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
     start = time.perf_counter()
-    requests = [request for prompt in prompts for request in engine.submit(prompt, params)]
+    requests = [request for prompt in prompts for request in engine.submit(prompt, _greedy(output))]
     times, counts = [], []
-    try:
-        while engine.scheduler.busy:
-            engine.step()
-            times.append(time.perf_counter() - start)
-            counts.append([request.num_generated for request in requests])
-    finally:
-        engine.scheduler.abort()
+
+    def record(_: Step) -> None:
+        times.append(time.perf_counter() - start)
+        counts.append([request.num_generated for request in requests])
+
+    engine.run(record)
     return Run(times[-1], _token_times(times, counts), _decode_steps(times, counts))
+
+
+def _greedy(output: int) -> SamplingParams:
+    return SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
 
 
 def _token_times(times: Sequence[float], counts: Sequence[Sequence[int]]) -> list[list[float]]:

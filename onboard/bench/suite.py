@@ -12,6 +12,7 @@ import torch
 from onboard.bench.ceilings import Ceilings, measure_ceilings
 from onboard.bench.measure import Measured, measure, run_batch
 from onboard.bench.peers import PeerName, PeerRun, measure_peer, transformers_model
+from onboard.bench.profile import Profile, profile_decode
 from onboard.bench.shape import Shape
 from onboard.bench.startup import Span, StartUp, since_start
 from onboard.bench.subject import Subject
@@ -35,6 +36,8 @@ class Settings:
     seed: int
     repeats: int = 3
     peers: Sequence[PeerName] = ()
+    profile: bool = False
+    """Whether to record a decode step of each shape."""
 
 
 @dataclass
@@ -46,6 +49,8 @@ class Result:
     """None: it does not fit."""
     reason: str = ""
     """Why it does not fit."""
+    profile: Profile | None = None
+    """Of one decode step."""
     cache_bytes: int = 0
     """Of the caches that this shape alone would need."""
     peers: dict[PeerName, PeerRun | str] = field(default_factory=dict)
@@ -142,13 +147,16 @@ def _measure(engine: Engine, shape: Shape, subject: Subject, settings: Settings,
     on_progress(f"measuring batch {shape.batch}, context {shape.context}")
     vocabulary = vocabulary_of(subject)
     measured = measure(engine, shape, vocabulary=vocabulary, seed=settings.seed, repeats=settings.repeats)
+    profile = (
+        profile_decode(engine, shape.prompts(vocabulary, settings.seed), shape.output) if settings.profile else None
+    )
     pages = 1 + shape.batch * -(-shape.length // engine.cache.info.page_size)
     sizes = ((r.num_bytes(shape.batch if r.by_sequence else pages)) for r in engine.cache.resources.values())
-    return Result(shape, measured, cache_bytes=sum(sizes))
+    return Result(shape, measured, cache_bytes=sum(sizes), profile=profile)
 
 
 def why_not(engine: Engine, shape: Shape) -> str:
-    """Return why the engine's caches cannot hold a whole batch at its end, "" when they can."""
+    """Return why the engine cannot decode a whole batch at a time up to its end, "" when it can."""
     if shape.length > engine.cache.info.max_seq_len:
         return f"sequences of {shape.length:,} tokens are longer than the model's {engine.cache.info.max_seq_len:,}"
     size = engine.cache.info.page_size
@@ -157,6 +165,9 @@ def why_not(engine: Engine, shape: Shape) -> str:
         fitting = group.allocator.num_usable // -(-most // size)
         if fitting < shape.batch:
             return f"the caches have room for {fitting} such sequences"
+    prefill = 1 + -(-shape.batch * shape.context // max(engine.cache.info.max_num_tokens - shape.batch, 1))
+    if shape.batch > 1 and shape.output <= prefill + 2:
+        return f"the first outputs end before the last prompt is read: --output-len {prefill + 3} at least"
     return ""
 
 

@@ -50,6 +50,7 @@ def bench(
     compare: Annotated[
         str, typer.Option(metavar="PEER,...", help="Measure beside it: hf, hf-compiled.", show_default="none")
     ] = "",
+    profile: Annotated[bool, typer.Option("--profile", help="Draw the kernels of one decode step.")] = False,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the prompts.", show_default="random")] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where the pictures go.", show_default="under the root")
@@ -63,7 +64,7 @@ def bench(
     """
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
-    settings = _settings(device.value, batch, context, output_len, repeats, compare, seed)
+    settings = _settings(device.value, batch, context, output_len, repeats, compare, seed, profile)
     overrides = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
     report = _measure(model, root.expanduser(), config, overrides, random_weights, settings)
     _show(report, output or _folder(root.expanduser(), model), as_json=as_json)
@@ -77,6 +78,7 @@ def _settings(
     repeats: int,
     compare: str,
     seed: int | None,
+    profile: bool,
 ) -> Settings:
     from onboard.bench.peers import parse_peers
     from onboard.bench.shape import grid
@@ -86,7 +88,7 @@ def _settings(
     batches, contexts, tokens = _DEFAULTS[resolve_device(device).type]
     shapes = grid(_numbers("batch", batch or batches), _numbers("context", context or contexts), output_len or tokens)
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
-    return Settings(shapes, seed, repeats, parse_peers(compare))
+    return Settings(shapes, seed, repeats, parse_peers(compare), profile)
 
 
 def _measure(
@@ -138,10 +140,16 @@ def _folder(root: Path, model: str) -> Path:
 def _write(report: Report, made: dict[str, Any], folder: Path) -> list[Path]:
     """Write the document and the pictures; return their paths."""
     from onboard.bench.pictures import roofline, timeline
+    from onboard.bench.profile_picture import picture
 
     texts = {"bench.json": json.dumps(made, indent=2) + "\n", "startup.svg": timeline(report)}
     if any(result.measured for result in report.results):
         texts["roofline.svg"] = roofline(report)
+    for result in report.results:
+        if result.profile is not None:
+            name = f"batch {result.shape.batch}, context {result.shape.context}"
+            title = f"{report.subject.name}: a decode step of {name}"
+            texts[f"decode_{result.shape.batch}_{result.shape.context}.svg"] = picture(result.profile, title)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
