@@ -23,6 +23,8 @@ def _position_mask(
 ) -> Tensor | None:
     """Return which keys each query may see, [sq, sk] bool, or None for all; the last query meets the last key."""
     sq, sk = query.shape[2], key.shape[2]
+    if sq == 1 and sliding_window is None and chunk_size is None:
+        return None  # the last query sees every key
     positions, keys = torch.arange(sk - sq, sk, device=query.device).unsqueeze(1), torch.arange(sk, device=query.device)
     parts = []
     if is_causal or sliding_window is not None:

@@ -22,6 +22,8 @@ class OpSource:
     """The module that it comes from."""
     mutates: tuple[str, ...]
     carries_state: bool
+    function: Callable[..., Any]
+    """What it computes, to be called without the dispatcher."""
 
 
 _SOURCES: dict[str, OpSource] = {}
@@ -50,7 +52,7 @@ def register_op(
     def register(function: Callable[P, R]) -> Callable[P, R]:
         op = torch.library.custom_op(f"{NAMESPACE}::{function.__name__}", function, mutates_args=mutates, schema=schema)
         op.register_fake(fake or function)
-        _SOURCES[function.__name__] = OpSource(function.__module__, mutates, carries_state)
+        _SOURCES[function.__name__] = OpSource(function.__module__, mutates, carries_state, function)
         return function
 
     return register

@@ -121,7 +121,7 @@ def test_one_step_is_cut_out_of_a_gpus_trace() -> None:
 
 def test_a_step_on_the_cpu_is_its_operators(llama: Tiny) -> None:
     step = profile_decode(llama.engine(), [[1, 2, 3], [4, 5, 6]], 12)
-    assert sum(calls for name, calls, _ in step.totals() if "cached_attention" in name) == 2
+    assert sum(calls for name, calls, _ in step.totals() if "scaled_dot_product_attention" in name) == 2
     assert 0 < step.busy <= step.duration
     assert all(event.end <= after.start for event, after in zip(step.events, step.events[1:], strict=False))
     assert Profile([Event("a", 0, 5)], 5).gaps() == []
