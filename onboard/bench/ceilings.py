@@ -6,8 +6,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 
 import torch
+
+from onboard.ops import has_triton
 
 _READ_BYTES = {"cuda": 4 * 2**30, "cpu": 2**28}
 _MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
@@ -32,8 +36,12 @@ class Ceilings:
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     """Measure both rates of a device in a second or two."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    return Ceilings(name, _read_bandwidth(device), _matmul_rate(device, dtype))
+    return Ceilings(device_name(device), _read_bandwidth(device), _matmul_rate(device, dtype))
+
+
+def device_name(device: torch.device) -> str:
+    """Return what a device is called."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
 
 
 def synchronized(work: Callable[[], object], device: torch.device) -> float:
@@ -60,6 +68,9 @@ def _read_bandwidth(device: torch.device) -> float:
     rows = data[: data.numel() // 4096 * 4096].view(-1, 4096)
     weights = torch.ones(4096, device=device)
     reads: tuple[Callable[[], object], ...] = (lambda: data.sum(), lambda: data.amax(), lambda: torch.mv(rows, weights))
+    if device.type == "cuda" and has_triton():
+        kernels = import_module("onboard.ops.triton.read")
+        reads += tuple(partial(kernels.read_all, data, block) for block in kernels.BLOCKS)
     return rows.nbytes / min(_quickest(read, device) for read in reads)
 
 

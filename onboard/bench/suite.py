@@ -79,7 +79,7 @@ def run_suite(subject: Subject, settings: Settings, on_progress: Progress = lamb
     device = resolve_device(subject.runtime.device)
     dtype = resolve_dtype(subject.runtime.dtype, subject.config, device)
     startup = StartUp([Span("imports", 0.0, since_start())])
-    engine = _start(subject, _fitted_runtime(subject, settings, device), startup, settings, on_progress)
+    engine = _start(subject, fitted_runtime(subject, settings.shapes, device), startup, settings, on_progress)
     work = ModelWork(
         weights_of(engine.gm), tuple(engine.cache.resources.values()), getattr(subject.config, "num_attention_heads", 1)
     )
@@ -95,11 +95,11 @@ def run_suite(subject: Subject, settings: Settings, on_progress: Progress = lamb
     return Report(subject, settings, device, dtype, startup, ceilings, work, results, caches, facts)
 
 
-def _fitted_runtime(subject: Subject, settings: Settings, device: torch.device) -> RuntimeConfig:
+def fitted_runtime(subject: Subject, shapes: Sequence[Shape], device: torch.device) -> RuntimeConfig:
     """Return the configuration with room for all shapes, and with nothing that one run leaves for the next."""
     own = subject.runtime
-    longest = max(shape.length for shape in settings.shapes)
-    batches = sorted({shape.batch for shape in settings.shapes})
+    longest = max(shape.length for shape in shapes)
+    batches = sorted({shape.batch for shape in shapes})
     graphs = own.cuda_graph_config
     if graphs.batch_sizes is None:
         graphs = graphs.model_copy(update={"batch_sizes": batches})

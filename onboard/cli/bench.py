@@ -86,7 +86,7 @@ def _settings(
     from onboard.runtime.build import resolve_device
 
     batches, contexts, tokens = _DEFAULTS[resolve_device(device).type]
-    shapes = grid(_numbers("batch", batch or batches), _numbers("context", context or contexts), output_len or tokens)
+    shapes = grid(numbers("batch", batch or batches), numbers("context", context or contexts), output_len or tokens)
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     return Settings(shapes, seed, repeats, parse_peers(compare), profile)
 
@@ -116,7 +116,7 @@ def _show(report: Report, folder: Path, *, as_json: bool) -> None:
     print(f"wrote {', '.join(path.name for path in files)} to {folder}")
 
 
-def _numbers(name: str, text: str) -> list[int]:
+def numbers(name: str, text: str) -> list[int]:
     """Return the numbers of a comma-separated list, each once, ascending."""
     try:
         numbers = sorted({int(part) for part in text.split(",")})
