@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.nn import functional as F
 
 from onboard.graph.fx import attribute, copy_graphs
 from onboard.ops.library import NAMESPACE, op_sources
+
+_BUILT_IN: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.linear.default: F.linear,
+    torch.ops.aten.narrow.default: torch.narrow,
+    torch.ops.aten.reshape.default: torch.reshape,
+}
+"""The same operators, without the detour through their overload."""
 
 
 class DirectCalls(nn.Module):
@@ -52,6 +61,8 @@ def _redirect(gm: fx.GraphModule) -> int:
     """Let every call of one of our operators call its function; return how many there are."""
     sources, count = op_sources(), 0
     for node in gm.graph.nodes:
+        if node.op == "call_function" and node.target in _BUILT_IN:
+            node.target = _BUILT_IN[node.target]
         packet = node.target.overloadpacket if isinstance(node.target, OpOverload) else node.target
         namespace, _, name = str(packet).partition(".")
         if isinstance(packet, OpOverloadPacket) and namespace == NAMESPACE and name in sources:

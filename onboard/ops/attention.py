@@ -106,6 +106,11 @@ def _plain_attention(
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(query.dtype)
     grouped = query.shape[1] != key.shape[1]
+    if grouped and query.shape[2] == 1 and (mask is None or mask.shape[1] == 1) and not is_causal:
+        # The query heads of one key head are rows of one product, which reads keys and values once.
+        rows = query.reshape(key.shape[0], key.shape[1], -1, query.shape[-1])
+        mixed = F.scaled_dot_product_attention(rows, key, value, mask, dropout_p, scale=scale)
+        return mixed.reshape(*query.shape[:3], value.shape[-1])
     return F.scaled_dot_product_attention(
         query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped
     )

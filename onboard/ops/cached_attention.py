@@ -19,17 +19,13 @@ def fake_cached_attention(query: Tensor, key: Tensor, value: Tensor, *_: object,
 
 def write_tokens(cache: Tensor, tokens: Tensor, slot_mapping: Tensor) -> None:
     """Store tokens [tokens, kv_heads, dim] in their slots of a cache [pages, kv_heads, page_size, dim]."""
-    _store(cache, tokens, *_places(cache, slot_mapping))
-
-
-def _places(cache: Tensor, slot_mapping: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each slot's page and its place there."""
-    page_size = cache.shape[2]
-    return slot_mapping // page_size, slot_mapping % page_size
-
-
-def _store(cache: Tensor, tokens: Tensor, pages: Tensor, places: Tensor) -> None:
-    cache[pages, :, places] = as_stored(tokens, cache.dtype)
+    size = cache.shape[2]
+    if len(slot_mapping) == 1 and not cache.is_cuda:  # a copy takes less time than an indexed one
+        page, place = divmod(int(slot_mapping), size)
+        cache[page, :, place] = as_stored(tokens[0], cache.dtype)
+    else:
+        pages = slot_mapping // size
+        cache[pages, :, slot_mapping - pages * size] = as_stored(tokens, cache.dtype)
 
 
 def as_stored(tokens: Tensor, dtype: torch.dtype) -> Tensor:
@@ -89,9 +85,8 @@ def torch_cached_attention(
     Returns:
         [1, tokens, heads, value_dim]; zeros for tokens beyond the last sequence.
     """
-    places = _places(k_cache, slot_mapping)
-    _store(k_cache, key[0], *places)
-    _store(v_cache, value[0], *places)
+    write_tokens(k_cache, key[0], slot_mapping)
+    write_tokens(v_cache, value[0], slot_mapping)
     starts, lengths = cu_seqlens.tolist(), kv_lens.tolist()
     sequences = int(batch_info_host[0])
     options = (scale, sinks, sliding_window, logit_cap, "bnsd", alibi_slopes, chunk_size)
@@ -125,8 +120,8 @@ def _decode_together(
     """Attend with one query of each sequence; keys beyond a sequence's length count nothing."""
     scale, sinks, window, logit_cap, layout, *_ = options
     longest = max(lengths)
-    pages = tables[:, : -(-longest // k_cache.shape[2])]
-    keys, values = (_gathered(cache, pages, longest).to(query.dtype) for cache in (k_cache, v_cache))
+    rows = _head_rows(tables[:, : -(-longest // k_cache.shape[2])], k_cache.shape[1])
+    keys, values = (_read_rows(cache, rows)[:, :, :longest].to(query.dtype) for cache in (k_cache, v_cache))
     mask = _seen(lengths, window, query.device)
     if mask is not None:
         for stored in (keys, values):  # what an earlier owner of the page left may be no number
@@ -147,7 +142,11 @@ def _seen(lengths: list[int], window: int | None, device: torch.device) -> Tenso
     return seen if window is None else seen & (places >= ends - window)
 
 
-def _gathered(cache: Tensor, pages: Tensor, longest: int) -> Tensor:
-    """Return the first `longest` tokens in `pages` [sequences, pages], [sequences, kv_heads, longest, dim]."""
-    rows = cache.index_select(0, pages.flatten()).view(*pages.shape, *cache.shape[1:])
-    return rows.transpose(1, 2).flatten(2, 3)[:, :, :longest]
+def _head_rows(pages: Tensor, heads: int) -> Tensor:
+    """Return the rows of a cache seen as [pages * heads, ...]: [sequences, heads, pages], so that one copy does."""
+    return pages[:, None] * heads + torch.arange(heads, dtype=pages.dtype, device=pages.device)[:, None]
+
+
+def _read_rows(cache: Tensor, rows: Tensor) -> Tensor:
+    """Return the tokens of rows [sequences, heads, pages], [sequences, heads, tokens, dim]."""
+    return cache.flatten(0, 1).index_select(0, rows.flatten()).view(*rows.shape[:2], -1, cache.shape[-1])

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
 """Reading memory as fast as it goes: the measure of what memory-bound kernels reach."""
 
 from __future__ import annotations
