@@ -27,6 +27,7 @@ _BATCH, _LENGTH = 2, 24
 # Prompts lie on both sides of the position at which RoPE that scales with length switches.
 _STARTS = (0, ORIGINAL_POSITIONS + 1)
 _PROMPT_LENGTHS = (3, 17, 1, ORIGINAL_POSITIONS + 6)
+_NEW_TOKENS = 32
 
 _KINDS = {
     "embedding": "embedding",
@@ -95,6 +96,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
         length=_LENGTH,
         starts=_STARTS,
         prompt_lengths=_PROMPT_LENGTHS,
+        new_tokens=_NEW_TOKENS,
     )
     return format_python(source)
 

@@ -70,10 +70,7 @@ def test_a_fault_that_only_a_cache_shows(tmp_path: Path, llama_files: dict[str, 
     assert broken != text
     row = first_failure(tmp_path, {**llama_files, str(MODEL): broken}, "not export")
     assert row is not None
-    assert (row["level"], row["message"].startswith("AssertionError: decode after 70 tokens")) == (
-        "cached_decode",
-        True,
-    )
+    assert (row["level"], row["message"].startswith("AssertionError: decode after ")) == ("cached_decode", True)
 
 
 def test_a_missing_parameter_fails(tmp_path: Path, llama_files: dict[str, str]) -> None:
