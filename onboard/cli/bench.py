@@ -146,9 +146,10 @@ def _write(report: Report, made: dict[str, Any], folder: Path) -> list[Path]:
     if any(result.measured for result in report.results):
         texts["roofline.svg"] = roofline(report)
     for result in report.results:
-        if result.profile is not None:
+        if result.profile is not None and result.measured is not None:
             name = f"batch {result.shape.batch}, context {result.shape.context}"
-            title = f"{report.subject.name}: a decode step of {name}"
+            step = f"{1e3 * result.measured.decode_step:.3f} ms when not recorded"
+            title = f"{report.subject.name}: a decode step of {name}, {step}"
             texts[f"decode_{result.shape.batch}_{result.shape.context}.svg"] = picture(result.profile, title)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
