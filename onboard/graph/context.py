@@ -31,6 +31,7 @@ class HistoryEntry:
     memory_delta: int
     """Bytes: allocated CUDA memory on a GPU, resident memory of the process elsewhere."""
     error: str | None = None
+    summary: str = ""
 
 
 @dataclass
