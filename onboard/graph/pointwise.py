@@ -15,10 +15,14 @@ from xdsl.ir import Attribute, Block, SSAValue
 
 from onboard.graph.fx import arguments, is_op
 from onboard.graph.regions import Region
+from onboard.ops import has_triton
 from onboard.ops.pointwise.dialect import COMPARISONS, DTYPES, TYPES, constant, operation
 from onboard.ops.pointwise.program import make_program
 
 aten, prims = torch.ops.aten, torch.ops.prims
+
+LONGEST_ROW = 8192
+"""Elements that one program of a kernel holds, at most."""
 
 Arguments = Mapping[str, Any]
 """The arguments of an operator by their names."""
@@ -28,7 +32,8 @@ def region_program(region: Region) -> tuple[FuncOp, list[fx.Node]]:
     """Return the program that computes a region's outputs, in their order, and the nodes that it is applied to."""
     builder = Builder()
     for node in region.nodes:
-        builder.values[node] = _RULES[_target(node)].lower(builder, node, arguments(node))
+        rule = _RULES.get(_target(node)) or _ROW_RULES[_target(node)]
+        builder.values[node] = rule.lower(builder, node, arguments(node))
     program = make_program(builder.block, [builder.values[node] for node in region.outputs])
     return program, builder.inputs
 
@@ -43,6 +48,18 @@ def is_fusible(node: fx.Node) -> bool:
     if not operands or not all(isinstance(value, Tensor) and value.dtype in TYPES for value in tensors):
         return False
     return len({value.device for value in tensors}) == 1 and rule.accepts(node, values)
+
+
+def is_fusible_reduction(node: fx.Node) -> bool:
+    """Whether a node reduces rows that a program can hold: of a known length, kept as a dimension, in one dtype."""
+    if node.op != "call_function" or (rule := _ROW_RULES.get(_target(node))) is None:
+        return False
+    tensors = [_value(each) for each in [node, *node.all_input_nodes]]
+    if not all(isinstance(value, Tensor) and value.dtype in TYPES for value in tensors) or not tensors[1].dim():
+        return False
+    size = tensors[1].shape[-1]
+    is_row = isinstance(size, int) and 1 < size <= LONGEST_ROW and tensors[1].is_floating_point()
+    return is_row and len({value.device for value in tensors}) == 1 and rule.accepts(node, arguments(node))
 
 
 def operator_name(node: fx.Node) -> str:
@@ -305,3 +322,38 @@ _RULES: dict[Any, _Rule] = {
     aten.softplus.default: _softplus(),
 }
 """Operator -> how it is said, and when it can be said exactly."""
+
+
+def _reduction(name: str) -> _Rule:
+    def lower(builder: Builder, node: fx.Node, values: Arguments) -> SSAValue:
+        dtype = _dtype(node)
+        return builder.op(name, TYPES[dtype], builder.operand(values["self"], dtype))
+
+    def accepts(node: fx.Node, values: Arguments) -> bool:
+        last = _value(values["self"]).dim() - 1
+        return values["keepdim"] is True and list(values["dim"] or []) in ([-1], [last])
+
+    return _Rule(lower, accepts)
+
+
+def _rmsnorm() -> _Rule:
+    """`torch_rmsnorm`, step by step."""
+
+    def lower(builder: Builder, node: fx.Node, values: Arguments) -> SSAValue:
+        x, kind = builder.operand(values["input"], torch.float32), TYPES[_dtype(values["input"])]
+        mean = builder.op("row_mean", f32, builder.op("mul", f32, x, x))
+        shifted = builder.op("add", f32, mean, builder.number(values["eps"], f32))
+        normed = builder.op("mul", f32, x, builder.op("rsqrt", f32, shifted))
+        weight = builder.operand(values["weight"], _dtype(node))
+        return builder.op("mul", TYPES[_dtype(node)], builder.op("cast", kind, normed), weight)
+
+    return _Rule(lower, lambda node, values: isinstance(values["eps"], float))
+
+
+_ROW_RULES: dict[Any, _Rule] = {
+    aten.mean.dim: _reduction("row_mean"),
+    aten.sum.dim_IntList: _reduction("row_sum"),
+    torch.ops.onboard.torch_rmsnorm.default: _rmsnorm(),
+}
+if has_triton():
+    _ROW_RULES[torch.ops.onboard.triton_rmsnorm.default] = _rmsnorm()

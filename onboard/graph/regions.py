@@ -31,16 +31,23 @@ class Region:
         return [node for node in read if node not in self.nodes]
 
 
-def find_regions(graph: fx.Graph, fusible: Callable[[fx.Node], bool], most_nodes: int) -> list[Region]:
-    """Return maximal regions of fusible nodes, in graph order.
+def find_regions(
+    graph: fx.Graph,
+    is_pointwise: Callable[[fx.Node], bool],
+    reduces_rows: Callable[[fx.Node], bool],
+    most_nodes: int,
+) -> list[Region]:
+    """Return maximal regions of pointwise nodes and of those that reduce the rows of their first argument.
 
     Producer and consumer join when what leaves both has one shape (a smaller producer, which is broadcast, joins when
-    nobody else reads it) and no path leads out of the pair and back in: each region can be computed at once.
+    nobody else reads it) and no path leads out of the pair and back in: each region can be computed at once. Nodes
+    that reduce rows join those that work on such rows.
     """
     search = _Search(most_nodes)
     for node in graph.nodes:
-        if fusible(node):
+        if is_pointwise(node):
             search.add(node)
+    search.add_rows([node for node in graph.nodes if reduces_rows(node)])
     return search.regions()
 
 
@@ -62,16 +69,34 @@ def sort_graph(graph: fx.Graph) -> None:
         previous = node
 
 
+_MOST_SIBLINGS = 4
+"""Readers of one value that may join because of it; a table that all layers read brings nothing together."""
+
+
 @dataclass
 class _Search:
     most_nodes: int
     region_of: dict[fx.Node, Region] = field(default_factory=dict)
+    rows: dict[fx.Node, None] = field(default_factory=dict)
+    """Nodes that reduce rows; they come last."""
 
     def add(self, node: fx.Node) -> None:
-        """Make a region of a node, and join it with those of its sources as long as one can be joined."""
+        """Make a region of a node, and join it with those of its sources, and of what reads the same few values."""
         self.region_of[node] = Region({node: None}, node)
-        sources = list(node.all_input_nodes)
-        while any([self._join(source, node) for source in sources]):
+        sources = node.all_input_nodes
+        siblings = [user for source in sources if len(source.users) <= _MOST_SIBLINGS for user in source.users]
+        while any([self._join(other, node) for other in (*sources, *siblings)]):
+            pass
+
+    def add_rows(self, nodes: list[fx.Node]) -> None:
+        """Join each node that reduces rows with those that read it, and all of them with what they read."""
+        self.rows = dict.fromkeys(nodes)
+        for node in nodes:
+            self.region_of[node] = Region({node: None}, node)
+        for node in nodes:
+            for user in node.users:
+                self._join(node, user)
+        while nodes and any([self._join(source, node) for node in self.region_of for source in node.all_input_nodes]):
             pass
 
     def regions(self) -> list[Region]:
@@ -79,14 +104,19 @@ class _Search:
         return list(dict.fromkeys(self.region_of.values()))
 
     def _join(self, source: fx.Node, node: fx.Node) -> bool:
-        first, second = self.region_of.get(source), self.region_of[node]
-        if first is None or first is second or len(first.nodes) + len(second.nodes) > self.most_nodes:
+        first, second = self.region_of.get(source), self.region_of.get(node)
+        if first is None or second is None or first is second:
+            return False
+        if len(first.nodes) + len(second.nodes) > self.most_nodes:
             return False
         union = Region(dict.fromkeys(sorted([*first.nodes, *second.nodes])), second.widest)
-        if not _leaves_in_one_shape(union) or self._comes_back(union):
+        if not (_leaves_in_one_shape(union) and self._has_whole_rows(union)) or self._comes_back(union):
             return False
         self.region_of.update(dict.fromkeys(union.nodes, union))
         return True
+
+    def _has_whole_rows(self, union: Region) -> bool:
+        return all(same_shape(node.all_input_nodes[0], union.widest) for node in union.nodes if node in self.rows)
 
     def _comes_back(self, union: Region) -> bool:
         """Whether a path leads out of a region and into it again, other regions being computed at once."""
@@ -96,7 +126,7 @@ class _Search:
         while pending:
             node = pending.pop()
             region = self.region_of.get(node)
-            if region is None and node > last:
+            if region is None and node > last and not self.rows:
                 continue  # nothing behind the newest node is in a region yet
             group = list(region.nodes) if region is not None else [node]
             for user in (user for each in group for user in each.users):

@@ -52,12 +52,19 @@ class MLIRElementwiseFusion(BaseTransform[MLIRElementwiseFusionConfig]):
         )
 
     def _regions(self, gm: fx.GraphModule) -> list[Region]:
-        from onboard.graph.pointwise import is_fusible, operator_name
+        from onboard.graph.added_norms import split_added_norms
+        from onboard.graph.pointwise import is_fusible, is_fusible_reduction, operator_name
 
         bypassed = set(self.config.bypass_ops)
-        found = find_regions(
-            gm.graph, lambda node: is_fusible(node) and operator_name(node) not in bypassed, self.config.max_ops
-        )
+
+        def pointwise(node: fx.Node) -> bool:
+            return is_fusible(node) and operator_name(node) not in bypassed
+
+        def reduction(node: fx.Node) -> bool:
+            return is_fusible_reduction(node) and operator_name(node) not in bypassed
+
+        split_added_norms(gm, lambda node: pointwise(node) or reduction(node))
+        found = find_regions(gm.graph, pointwise, reduction, self.config.max_ops)
         return [region for region in found if len(region.nodes) >= self.config.min_ops]
 
 

@@ -1,4 +1,4 @@
-"""The dialect `ew`: PyTorch's elementwise operators on scalars.
+"""The dialect `ew`: PyTorch's elementwise operators on scalars, and sums over the last dimension.
 
 Types are bf16, f16, f32, i32, i64 and i1 (bool). An operation with a float result converts its operands to f32,
 computes in f32 and rounds once to its result's type, which is what PyTorch's kernels do with 16-bit tensors. Integer
@@ -6,6 +6,8 @@ results are computed in the result's type; comparisons in f32, or in the operand
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from xdsl.dialects.builtin import (
@@ -23,7 +25,7 @@ from xdsl.dialects.builtin import (
     i32,
     i64,
 )
-from xdsl.ir import Attribute, Dialect, SSAValue
+from xdsl.ir import Attribute, Dialect, Operation, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
@@ -43,6 +45,9 @@ TYPES: dict[torch.dtype, Attribute] = {
     torch.bool: i1,
 }
 DTYPES = {kind: dtype for dtype, kind in TYPES.items()}
+
+ROWS = ("row_sum", "row_mean")
+"""The sum and the mean of the operand over the last dimension of the tensors that a program is applied to, in f32."""
 
 UNARY = (
     *("abs", "neg", "exp", "log", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "sigmoid", "erf"),
@@ -114,7 +119,7 @@ def _named(name: str, base: type[IRDLOperation]) -> type[IRDLOperation]:
 
 
 OPERATIONS: dict[str, type[IRDLOperation]] = {
-    **{name: _named(name, UnaryOp) for name in UNARY},
+    **{name: _named(name, UnaryOp) for name in (*UNARY, *ROWS)},
     **{name: _named(name, BinaryOp) for name in BINARY},
     "cast": CastOp,
     "where": WhereOp,
@@ -147,6 +152,11 @@ def number(value: SSAValue) -> int | float | None:
     held = value.owner.value
     assert isinstance(held, IntegerAttr | FloatAttr)
     return held.value.data
+
+
+def reduces_rows(steps: Iterable[Operation]) -> bool:
+    """Whether some of the operations need whole rows."""
+    return any(step.name.removeprefix("ew.") in ROWS for step in steps)
 
 
 def is_float(kind: Attribute) -> bool:

@@ -23,6 +23,8 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "softplus": F.softplus,
+    "row_sum": partial(torch.sum, dim=-1, keepdim=True),
+    "row_mean": partial(torch.mean, dim=-1, keepdim=True),
 }
 """Operations whose function has another name, or is not in `torch`."""
 

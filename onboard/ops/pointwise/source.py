@@ -2,7 +2,7 @@
 
 A kernel works on tiles [ROWS, COLUMNS] of the inputs' common shape, whose dimensions the launcher has joined where they
 lie one behind the other in all tensors: the last one is `columns`, all before it are counted by `row`. Values of float
-types are float32 that has been rounded to the type.
+types are float32 that has been rounded to the type. Where rows are reduced a tile holds whole rows.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ _TEMPLATES = {
     **{"add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "m.div({0}, {1})"},
     **{"maximum": "m.maximum({0}, {1})", "minimum": "m.minimum({0}, {1})", "where": "tl.where({0}, {1}, {2})"},
     **{"eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}"},
+    **{"row_sum": "m.row_sum({0}, inside)", "row_mean": "m.row_sum({0}, inside) / columns"},
     **{"gt": "{0} > {1}", "ge": "{0} >= {1}"},
     **{"logical_not": "{0} == 0", "logical_and": "({0} != 0) & ({1} != 0)", "logical_or": "({0} != 0) | ({1} != 0)"},
 }

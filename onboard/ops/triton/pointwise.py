@@ -36,14 +36,21 @@ class Layout(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def joined_layout(shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...]) -> Layout:
-    """Join neighbouring dimensions of `shape` that lie one behind the other in each tensor, and in a contiguous one."""
+def joined_layout(shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...], whole_rows: bool) -> Layout:
+    """Join neighbouring dimensions of `shape` that lie one behind the other in each tensor, and in a contiguous one.
+
+    With `whole_rows` the last one stays alone.
+    """
     joined: list[tuple[int, tuple[int, ...]]] = []
     for dim in range(len(shape) - 1, -1, -1):
         size, steps = shape[dim], tuple(each[dim] for each in strides)
-        if size == 1:
+        if size == 1 and not (whole_rows and dim == len(shape) - 1):
             continue
-        if joined and all(step == inner * joined[-1][0] for step, inner in zip(steps, joined[-1][1], strict=True)):
+        if (
+            joined
+            and not (whole_rows and len(joined) == 1)
+            and all(step == inner * joined[-1][0] for step, inner in zip(steps, joined[-1][1], strict=True))
+        ):
             joined[-1] = (joined[-1][0] * size, joined[-1][1])
         else:
             joined.append((size, steps))
@@ -60,16 +67,23 @@ def triton_pointwise(inputs: list[Tensor], program: str) -> list[Tensor]:
         require_device(x)
     outputs = empty_results(inputs, program)
     shape = tuple(common_shape(inputs))
-    layout = joined_layout(shape, tuple(x.expand(shape).stride() for x in inputs))
+    whole_rows = _has_whole_rows(program)
+    layout = joined_layout(shape, tuple(x.expand(shape).stride() for x in inputs), whole_rows)
     if layout.rows * layout.columns:
-        _launch(_kernel(program, len(layout.sizes)), outputs, inputs, layout)
+        _launch(_kernel(program, len(layout.sizes)), outputs, inputs, layout, whole_rows)
     return outputs
 
 
-def _launch(kernel: Any, outputs: list[Tensor], inputs: list[Tensor], layout: Layout) -> None:
+def _tile(layout: Layout, whole_rows: bool) -> tuple[int, int]:
+    """Return how many rows and columns a program works on, powers of two."""
     block = _BLOCK if layout.rows * layout.columns <= _SMALL else _LARGE_BLOCK
-    columns = min(block, power_of_two(layout.columns))
-    rows = min(block // columns, power_of_two(layout.rows))
+    columns = power_of_two(layout.columns)
+    columns = columns if whole_rows else min(block, columns)
+    return min(max(1, block // columns), power_of_two(layout.rows)), columns
+
+
+def _launch(kernel: Any, outputs: list[Tensor], inputs: list[Tensor], layout: Layout, whole_rows: bool) -> None:
+    rows, columns = _tile(layout, whole_rows)
     grid = (triton.cdiv(layout.rows, rows) * triton.cdiv(layout.columns, columns),)
     outer = [stride for strides in layout.strides for stride in strides[:-1]]
     along = [strides[-1] for strides in layout.strides]
@@ -83,9 +97,17 @@ def _launch(kernel: Any, outputs: list[Tensor], inputs: list[Tensor], layout: La
         *along,
         ROWS=rows,
         COLUMNS=columns,
-        num_warps=min(4, max(1, rows * columns // 64)),
+        num_warps=min(4, max(1, rows * columns // 64)) if rows * columns <= _LARGE_BLOCK else min(16, columns // 512),
         enable_fp_fusion=False,  # a product and a sum are rounded each, as in two kernels
     )
+
+
+@lru_cache(maxsize=1024)
+def _has_whole_rows(program: str) -> bool:
+    from onboard.ops.pointwise.dialect import reduces_rows
+    from onboard.ops.pointwise.program import parse_program, steps
+
+    return reduces_rows(steps(parse_program(program)))
 
 
 @lru_cache(maxsize=1024)

@@ -110,6 +110,12 @@ def to_float16(x):
 
 
 @triton.jit
+def row_sum(x, inside):
+    """The sum of each row of a tile, as a column, of what lies inside the tensor."""
+    return tl.sum(tl.where(inside, x, 0.0), 1)[:, None]
+
+
+@triton.jit
 def div(x, y):
     """x / y, rounded to the nearest."""
     return tl.div_rn(x, y)

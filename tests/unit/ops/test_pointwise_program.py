@@ -45,7 +45,8 @@ def every_operation(kind: Attribute) -> str:
     block = Block(arg_types=[kind, kind])
     results = []
     for name in dialect.OPERATIONS:
-        if not dialect.is_float(kind) and (name == "div" or name in set(dialect.UNARY) - {"abs", "neg", "relu"}):
+        for_floats = {"div", *dialect.UNARY, *dialect.ROWS} - {"abs", "neg", "relu"}
+        if not dialect.is_float(kind) and name in for_floats:
             continue
         condition = dialect.operation("ne", list(block.args), i1)
         block.add_op(condition)
@@ -123,6 +124,8 @@ def test_a_cast_that_loses_something_stays() -> None:
 MEANING = {
     **{name: getattr(torch, name) for name in dialect.OPERATIONS if hasattr(torch, name)},
     **{"relu": F.relu, "silu": F.silu, "gelu": F.gelu, "softplus": F.softplus, "cast": torch.Tensor.float},
+    "row_sum": lambda x: x.sum(-1, keepdim=True),
+    "row_mean": lambda x: x.mean(-1, keepdim=True),
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
 
@@ -135,7 +138,7 @@ def test_operations_mean_what_torch_computes(dtype: torch.dtype) -> None:
     names = [step.name.removeprefix("ew.") for step in steps(parse_program(text))[1::2]]
     for name, actual in zip(names, ops.torch_pointwise(inputs, text), strict=True):
         operands = [inputs[0] != inputs[1], *inputs] if name == "where" else inputs[: arity(name)]
-        assert torch.equal(actual, MEANING[name](*operands)), name
+        assert torch.equal(actual, MEANING[name](*operands).expand_as(actual)), name
 
 
 def test_the_op_is_as_pytorch_wants_it() -> None:
