@@ -55,13 +55,15 @@ def sort_graph(graph: fx.Graph) -> None:
     """Put every node behind what it reads, and else leave the order as it is."""
     placed: dict[fx.Node, None] = {}
     for node in list(graph.nodes):
-        pending = [node]
-        while pending:
-            current = pending[-1]
-            missing = [source for source in current.all_input_nodes if source not in placed]
-            pending.extend(missing)
-            if not missing:
-                placed[pending.pop()] = None
+        path = {node: None} if node not in placed else {}  # each is read by the one before it
+        while path:
+            current = next(reversed(path))
+            missing = next((source for source in current.all_input_nodes if source not in placed), None)
+            if missing is None:
+                placed[path.popitem()[0]] = None
+            else:
+                assert missing not in path, f"{missing} depends on itself"
+                path[missing] = None
     previous = None
     for node in placed:
         if previous is not None and previous.next is not node:

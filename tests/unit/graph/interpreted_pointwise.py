@@ -63,7 +63,7 @@ def test_what_is_inexact_rounds_results_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("norm", ["layer", "rms", "added"])
+@pytest.mark.parametrize("norm", ["layer", "rms", "added", "bare"])
 def test_rows(norm: str, dtype: torch.dtype) -> None:
     def layer(x, y, weight):
         total = (x + y).float()
@@ -78,10 +78,14 @@ def test_rows(norm: str, dtype: torch.dtype) -> None:
         normed, total = ops.torch_fused_add_rmsnorm(x, y.neg(), weight, 1e-6)
         return normed * 2, total
 
-    function = {"layer": layer, "rms": rms, "added": added}[norm]
+    def bare(x, y, weight):
+        return x / (x.abs().sum(-1, keepdim=True) + 1)
+
+    function = {"layer": layer, "rms": rms, "added": added, "bare": bare}[norm]
 
     def inputs(tokens: int) -> list[torch.Tensor]:
         heads = torch.randn(3, tokens, 24, device=DEVICE, dtype=dtype).transpose(0, 1)
+        heads = heads.contiguous() if norm in ("added", "bare") else heads
         return [heads, torch.randn(tokens, 1, 24, device=DEVICE, dtype=dtype), torch.randn_like(heads[0, 0])]
 
     plain = make_fx(function, tracing_mode="fake")(*inputs(4))
@@ -93,6 +97,23 @@ def test_rows(norm: str, dtype: torch.dtype) -> None:
         for one, other in zip(actual, expected, strict=True):
             assert one.dtype == other.dtype
             assert rmse(one, other) <= TOLERANCE[dtype]
+
+
+def test_mixed_dtypes() -> None:
+    """A whole number is rounded to the dtype that an operator computes in; one without dimensions does not promote."""
+
+    def function(whole, x, wide, scale):
+        return whole * x + 1, (whole + 3) * 2 - whole, whole * scale, x + scale, x * wide, wide / whole, whole < wide
+
+    whole = torch.randint(1, 5000, (6, 8), device=DEVICE)
+    x, wide = torch.randn(6, 8, device=DEVICE).bfloat16(), torch.randn(8, device=DEVICE)
+    scale = torch.tensor(0.3, device=DEVICE)
+    inputs = [whole, x, wide, scale]
+    gm, info, _ = apply(KEY, make_fx(function, tracing_mode="fake")(*inputs), context(), shapes=False)
+    assert info.num_matches > 0
+    for actual, expected in zip(gm(*inputs), function(*inputs), strict=True):
+        assert actual.dtype == expected.dtype
+        assert torch.equal(actual, expected)
 
 
 def test_special_values() -> None:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,25 @@ def test_a_small_producer_joins_when_nobody_else_reads_it() -> None:
     assert operations(gm) == [["constant", "add", "mul"]]
     gm, info = fused(lambda x, s: (x * (t := s + 1)).sum(0) * t, torch.randn(3, 8), scale)
     assert info.num_matches == 0
+
+
+def test_reductions_join_what_works_on_their_rows() -> None:
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    gm, _ = fused(lambda x, w: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1) * w, x, weight)
+    assert operations(gm) == [["mul", "row_mean", "constant", "add", "rsqrt", "mul", "mul"]]
+    gm, _ = fused(lambda x, w: torch.rsqrt(x.mean(-1, keepdim=True) + 1.5).neg(), x.abs(), weight)
+    assert operations(gm) == [["constant", "add", "rsqrt", "neg"]]  # what leaves is smaller than the rows
+    for others in (
+        lambda x: x.mean(0, True),
+        lambda x: x.mean(-1).sum(),
+        lambda x: x.mean(-1, True, dtype=torch.double),
+    ):
+        gm, _ = fused(partial(_scaled_by, others), x, weight)
+        assert not any("row" in name for names in operations(gm) for name in names)
+
+
+def _scaled_by(function: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
+    return (x + weight) * function(x - weight).float()
 
 
 def test_round_trips_need_no_kernel() -> None:
