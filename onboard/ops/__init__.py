@@ -35,6 +35,7 @@
 | `torch_wide_rmsnorm`, `torch_fused_add_wide_rmsnorm` | `wide_norm.py` |
 | `torch_moe_fused` | `fused_moe.py` |
 | `torch_moe_router` | `router.py` |
+| `torch_pointwise` | `pointwise_op.py` |
 | `triton_cached_attention` | `triton/cached_attention.py` |
 | `triton_cached_mla` | `triton/cached_mla.py` |
 | `triton_cached_causal_conv1d` | `triton/cached_causal_conv.py` |
@@ -48,6 +49,7 @@
 | `triton_fused_rmsnorm_gated` | `triton/rmsnorm_gated.py` |
 | `triton_moe_fused` | `triton/moe.py` |
 | `triton_moe_router` | `triton/router.py` |
+| `triton_pointwise` | `triton/pointwise.py` |
 
 A `torch_*` op is the reference: it runs anywhere and says what the op means. The `triton_*` op of the same name has the
 same arguments; it is there when the package triton is (`has_triton`), and needs a CUDA device, or Triton's interpreter
@@ -70,7 +72,8 @@ if importlib.util.find_spec("triton") is not None:
     from onboard.ops import triton  # noqa: F401  (registers)
 
 _PUT_IN_BY_TRANSFORMS = tuple(
-    f"{__name__}.{name}" for name in ("fused", "fused_gated_norm", "fused_moe", "gather", "router", "wide_norm")
+    f"{__name__}.{name}"
+    for name in ("fused", "fused_gated_norm", "fused_moe", "gather", "pointwise_op", "router", "wide_norm")
 )
 
 

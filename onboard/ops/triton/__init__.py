@@ -7,6 +7,7 @@ from onboard.ops.triton import (  # noqa: F401  (registers)
     cached_mla,
     cached_ssm,
     moe,
+    pointwise,
     rmsnorm,
     rmsnorm_gated,
     rope,
