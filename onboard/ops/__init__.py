@@ -30,7 +30,8 @@
 | `torch_cached_causal_conv1d` | `cached_causal_conv.py` |
 | `torch_cached_ssm`, `torch_cached_selective_scan` | `cached_ssm.py` |
 | `torch_cached_gated_delta_rule`, `torch_cached_delta_rule` | `cached_delta_rule.py` |
-| `torch_fused_add_rmsnorm`, `torch_silu_and_mul`, `torch_rope_cached`, `torch_fused_swiglu_mlp` | `fused.py` |
+| `torch_fused_add_rmsnorm`, `torch_silu_and_mul`, `torch_fused_swiglu_mlp` | `fused.py` |
+| `torch_rope_cached`, `torch_norm_rope` | `fused.py` |
 | `triton_cached_attention` | `triton/cached_attention.py` |
 | `triton_cached_mla` | `triton/cached_mla.py` |
 | `triton_cached_causal_conv1d` | `triton/cached_causal_conv.py` |
@@ -38,7 +39,7 @@
 | `triton_cached_gated_delta_rule`, `triton_cached_delta_rule` | `triton/cached_delta_rule.py` |
 | `triton_rmsnorm`, `triton_fused_add_rmsnorm` | `triton/rmsnorm.py` |
 | `triton_silu_and_mul` | `triton/silu_mul.py` |
-| `triton_rope_cached` | `triton/rope.py` |
+| `triton_rope_cached`, `triton_norm_rope` | `triton/rope.py` |
 | `triton_fused_swiglu_mlp` | `triton/swiglu.py` |
 
 A `torch_*` op is the reference: it runs anywhere and says what the op means. The `triton_*` op of the same name has the

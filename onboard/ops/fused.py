@@ -57,6 +57,24 @@ def torch_rope_cached(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[T
 
 
 @register_op()
+def torch_norm_rope(
+    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm of each head of q and k, then half rotation, in layout bsnd.
+
+    Args:
+        q, k: [batch, sequence, heads, head_dim]; the numbers of heads may differ.
+        q_weight, k_weight: [head_dim].
+        eps: added to the mean square.
+        cos, sin: [batch, sequence, size], size <= head_dim.
+
+    Returns:
+        q and k normalised and rotated, shapes unchanged, in the promoted dtype of heads and weights.
+    """
+    return torch_rope_cached(torch_rmsnorm(q, q_weight, eps), torch_rmsnorm(k, k_weight, eps), cos, sin)
+
+
+@register_op()
 def torch_fused_swiglu_mlp(
     input: Tensor,
     gate_up_weight: Tensor,

@@ -69,6 +69,7 @@ def test_elementwise_kernels(kernels: list[Any], dtype: torch.dtype) -> None:
     for activation in ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2"):
         ops.triton_silu_and_mul(x, activation)
     ops.triton_rope_cached(heads, heads, table, table)
+    ops.triton_norm_rope(heads, heads, weight[:64], weight[:64], 1e-6, table, table)
     assert_compiled(kernels, {"_rmsnorm_kernel", "_act_and_mul_kernel", "_rope_kernel"})
 
 
