@@ -22,6 +22,7 @@ from onboard.analysis.own_cache import cache_notes
 from onboard.analysis.positions import first_position
 from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
 from onboard.analysis.repository_source import survey_code
+from onboard.analysis.scan_modules import probe_scan_module
 from onboard.analysis.source import location, module_source, sources_hash, sources_of
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, RepositoryCode, Trait
 from onboard.analysis.tiny import (
@@ -236,6 +237,8 @@ def _classify(
     calls = recording.modules.get(path, [])
     if module is model:
         return probe.Finding("causal_lm")
+    if (found := probe_scan_module(module, calls)) is not None:
+        return found
     if path in attention:
         return _attention(module)
     if calls and all(probe.probe_rotary(call.output) for call in calls):

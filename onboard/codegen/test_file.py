@@ -26,7 +26,7 @@ from onboard.graph.architecture import text_config
 _BATCH, _LENGTH = 2, 24
 # Prompts lie on both sides of the position at which RoPE that scales with length switches.
 _STARTS = (0, ORIGINAL_POSITIONS + 1)
-_PROMPT_LENGTHS = (3, 17, ORIGINAL_POSITIONS + 6)
+_PROMPT_LENGTHS = (3, 17, 1, ORIGINAL_POSITIONS + 6)
 
 _KINDS = {
     "embedding": "embedding",
@@ -39,7 +39,7 @@ _KINDS = {
     "attention": "attention",
 }
 """Kinds of the spec, in the order in which their tests come (what others are made of first) -> kind in the test."""
-_CONTAINERS = {"decoder_layer", "model", "causal_lm"}
+_NO_BLOCKS = {"decoder_layer", "model", "causal_lm", "scan_module"}
 _GPU_LIMITS = {
     "embedding": 0.01,
     "rotary": 0.01,
@@ -155,9 +155,9 @@ def _blocks(spec: ModelSpec, model: nn.Module, layers: dict[str, str]) -> dict[s
     """Path -> kind of each block in those layers and outside of layers, what others are made of first.
 
     A module that transformers itself does not call when it runs as a causal language model has nothing to compare, nor
-    has a part of experts, which run together in one op.
+    has a part of experts, which run together in one op, nor a module that is an op of the block it lies in.
     """
-    kinds = {block.class_name: block.kind for block in spec.blocks if block.kind not in _CONTAINERS}
+    kinds = {block.class_name: block.kind for block in spec.blocks if block.kind not in _NO_BLOCKS}
     named = [(path, name) for path, name in _class_names(model, layers, spec.eager) if path not in spec.never_called]
     whole = tuple(f"{path}." for path, name in named if kinds.get(name) == "experts")
     found = {path: kinds[name] for path, name in named if name in kinds and not path.startswith(whole)}

@@ -20,6 +20,7 @@ from onboard.config import Mode, deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.architecture import causal_lm_class, decoder_config, text_config
+from onboard.graph.windows import windowless_layer
 from onboard.modeling import (
     CausalLMOutput,
     first_position,
@@ -133,7 +134,10 @@ class ModelFactory:
 
     def _generated_model(self) -> nn.Module:
         try:
-            return self._generated_class()(self.config)
+            model = self._generated_class()(self.config)
+            layer = windowless_layer(model, self.text_config)
+            assert layer is None, f"the attention of layer {layer} has no window, and the layer's type has one"
+            return model
         except AssertionError as error:  # the file says what it does not cover
             raise OnboardError(
                 f"{self._model_file().name} does not serve this model: {error}",
