@@ -31,7 +31,7 @@
 | `torch_cached_ssm`, `torch_cached_selective_scan` | `cached_ssm.py` |
 | `torch_cached_gated_delta_rule`, `torch_cached_delta_rule` | `cached_delta_rule.py` |
 | `torch_fused_add_rmsnorm`, `torch_silu_and_mul`, `torch_fused_swiglu_mlp` | `fused.py` |
-| `torch_rope_cached`, `torch_norm_rope` | `fused.py` |
+| `torch_rope_cached`, `torch_norm_rope`, `torch_fused_linear` | `fused.py` |
 | `triton_cached_attention` | `triton/cached_attention.py` |
 | `triton_cached_mla` | `triton/cached_mla.py` |
 | `triton_cached_causal_conv1d` | `triton/cached_causal_conv.py` |
@@ -41,6 +41,7 @@
 | `triton_silu_and_mul` | `triton/silu_mul.py` |
 | `triton_rope_cached`, `triton_norm_rope` | `triton/rope.py` |
 | `triton_fused_swiglu_mlp` | `triton/swiglu.py` |
+| `triton_fused_linear` | `triton/linear.py` |
 
 A `torch_*` op is the reference: it runs anywhere and says what the op means. The `triton_*` op of the same name has the
 same arguments; it is there when the package triton is (`has_triton`), and needs a CUDA device, or Triton's interpreter

@@ -7,9 +7,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from onboard.ops.library import register_op
-from onboard.ops.triton.launch import last_contiguous, power_of_two, require_device
+from onboard.ops.triton.launch import last_contiguous, overlaps, power_of_two, require_device
 
 ELEMENTS = 1024
 """Channel pairs that a program turns at a time."""
@@ -69,9 +70,12 @@ def _rope_kernel(
     q_stride_batch, q_stride_token, q_stride_head, k_stride_batch, k_stride_token, k_stride_head,
     cos_stride_batch, cos_stride_token, sin_stride_batch, sin_stride_token,
     DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, HEADS: tl.constexpr,
-    NORM: tl.constexpr,
+    NORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A program turns HEADS query heads, or HEADS key heads, of one token."""
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     batch, token = row // length, row % length
     cos_ptr += batch * cos_stride_batch + token * cos_stride_token
@@ -119,7 +123,7 @@ def _launch(
             q_out, k_out, q, k, *(weights or (None, None)), cos, sin, length, q_heads, k_heads, eps,
             *q.stride()[:3], *k.stride()[:3], *cos.stride()[:2], *sin.stride()[:2],
             DIM=dim, SIZE=size, BLOCK_HALF=half, BLOCK_REST=power_of_two(max(1, dim - size)), HEADS=heads,
-            NORM=weights is not None,
+            NORM=weights is not None, **overlaps(q.device),
         )  # fmt: skip
     return q_out, k_out
 
