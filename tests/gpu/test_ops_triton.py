@@ -80,6 +80,19 @@ def test_rope_cached(dtype: torch.dtype, dim: int, size: int, batch: int) -> Non
         assert relative_error(ours, theirs) < DTYPES[dtype]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "size"), [(128, 128), (80, 32)])
+def test_norm_rope_of_heads_inside_a_projection(dtype: torch.dtype, dim: int, size: int) -> None:
+    wide = randn(1, 70, 24 * dim, dtype=dtype) * 3
+    q, k = wide[..., : 16 * dim].view(1, 70, 16, dim), wide[..., 16 * dim :].view(1, 70, 8, dim)
+    weights = randn(dim, dtype=dtype), randn(dim, dtype=dtype)
+    angle = torch.rand(1, 70, size // 2, device="cuda").repeat(1, 1, 2) * 6.28
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    expected = ops.torch_norm_rope(*(t.double() for t in (q, k, *weights)), 1e-6, cos.double(), sin.double())
+    for ours, theirs in zip(ops.triton_norm_rope(q, k, *weights, 1e-6, cos, sin), expected, strict=True):
+        assert relative_error(ours, theirs) < DTYPES[dtype]
+
+
 LINEARS = {
     "norm": (1024, 4096, {"norm"}),
     "norm, gate": (4096, 2 * 14336, {"norm", "gate"}),
