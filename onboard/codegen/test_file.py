@@ -27,6 +27,7 @@ _BATCH, _LENGTH = 2, 24
 # Prompts lie on both sides of the position at which RoPE that scales with length switches.
 _STARTS = (0, ORIGINAL_POSITIONS + 1)
 _PROMPT_LENGTHS = (3, 17, 1, ORIGINAL_POSITIONS + 6)
+_NEW_TOKENS = 32
 
 _KINDS = {
     "embedding": "embedding",
@@ -86,6 +87,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
         config_module="transformers" if hasattr(transformers, spec.config_class) else type(config).__module__,
         counted="positions" in spec.traits,
         first_position=first_position_expression(spec, "CONFIG"),
+        distinct="repeated_tokens" in spec.traits,
         layers=layers,
         blocks=blocks,
         eager=spec.eager,
@@ -95,6 +97,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
         length=_LENGTH,
         starts=_STARTS,
         prompt_lengths=_PROMPT_LENGTHS,
+        new_tokens=_NEW_TOKENS,
     )
     return format_python(source)
 
