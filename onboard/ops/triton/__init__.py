@@ -6,6 +6,7 @@ from onboard.ops.triton import (  # noqa: F401  (registers)
     cached_delta_rule,
     cached_mla,
     cached_ssm,
+    linear,
     moe,
     pointwise,
     rmsnorm,
