@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from onboard.graph.fx import graph_modules
 from onboard.graph.next_token import Chosen
 from onboard.graph.prompt_inputs import with_given_inputs
 from onboard.graph.sequence import CachedSequenceInterface
-from onboard.runtime.composite import Composite
 from onboard.runtime.flight import Flight, Landing
 from onboard.runtime.memory import CacheMemory
 from onboard.runtime.prompt_inputs import PromptInputs, given_rows
@@ -26,6 +25,9 @@ from onboard.runtime.rope import LengthDependentRope
 from onboard.runtime.sampling import SamplingParams, logprobs, stream_key
 from onboard.runtime.scheduler import Scheduler
 from onboard.runtime.tokenizer import Detokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    from onboard.runtime.composite import Composite
 
 _LOGITS_CHUNK = 256  # tokens whose logits `logits` computes at a time: rows of the vocabulary's size are large
 

@@ -143,26 +143,22 @@ def attention_kernel(
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, LOGIT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    SPLIT: tl.constexpr, WRITE: tl.constexpr, DOT_TYPE: tl.constexpr, EARLY: tl.constexpr,
+    SPLIT: tl.constexpr, WRITE: tl.constexpr, DOT_TYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     """Attend BLOCK_M rows of one sequence and one key head over one of `splits` shares of its keys.
 
     With WRITE each sequence has one new token: the program whose share holds it stores it, and takes it from the
     arguments, not from the cache, so that no program waits for another. With SPLIT out is [tokens, heads, splits,
     value_dim] float32 of parts, each normalised by itself, and lse the base-2 logarithm of what each was divided by.
-    With EARLY the kernel after it may be started now, and waits where it needs the parts.
     """
-    if EARLY:
-        gdc_launch_dependents()
     sequence, kv_head = tl.program_id(2), tl.program_id(1)
     block, split = tl.program_id(0) // splits, tl.program_id(0) % splits
     start = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
     queries = tl.load(cu_seqlens_ptr + sequence + 1).to(tl.int32) - start.to(tl.int32)
     length = tl.load(kv_lens_ptr + sequence)
     block = tl.cdiv(queries * GROUP, BLOCK_M) - 1 - block  # the longest rows start first
-    if block < 0:
-        return
     row = block * BLOCK_M + tl.arange(0, BLOCK_M)
     position = length - queries + row // GROUP
     first_position = length - queries + block * BLOCK_M // GROUP
@@ -171,6 +167,11 @@ def attention_kernel(
     share = _keys_per_split(first, end, splits, BLOCK_N)
     low = first + split * share
     high = tl.minimum(low + share, end)
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    if block < 0:
+        return
     if low >= high:
         return
 
@@ -239,14 +240,16 @@ def attention_kernel(
 def combine_kernel(
     out_ptr, parts_ptr, lse_ptr, cu_seqlens_ptr, kv_lens_ptr, sinks_ptr,
     HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr,
-    SPLITS: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_VALUE: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     """Join BLOCK_VALUE channels of the parts of one head of one decoding sequence.
 
-    Each part is weighted by what it was divided by. With EARLY it was started before the parts are there; what it
-    reads until it waits comes from earlier kernels.
+    Each part is weighted by what it was divided by.
     """
     sequence, head = tl.program_id(0), tl.program_id(1)
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     token = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
     if tl.load(cu_seqlens_ptr + sequence + 1) == token:
         return
@@ -256,8 +259,6 @@ def combine_kernel(
     split, channel = tl.arange(0, SPLITS), tl.program_id(2) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
     used = split * share < length - first
     row = (token * HEADS + head) * SPLITS + split
-    if EARLY:
-        gdc_wait()
     lse = tl.load(lse_ptr + row, mask=used, other=float("-inf"))
     peak = tl.max(lse, 0)
     if HAS_SINKS:

@@ -20,10 +20,10 @@ from onboard.ops.triton.attention_kernels import attention_kernel, combine_kerne
 from onboard.ops.triton.launch import (
     dot_type,
     last_contiguous,
+    overlaps,
     processors,
     require_device,
     splits_for,
-    starts_early,
     tile_width,
 )
 
@@ -77,10 +77,9 @@ def _combine(
     options: dict[str, Any],
 ) -> None:
     _, heads, splits = lse.shape
-    early = starts_early(out.device)
     combine_kernel[(len(kv_lens), heads)](
         out, parts, lse, cu_seqlens, kv_lens, sinks,
-        HEADS=heads, SPLITS=splits, EARLY=early, launch_pdl=early, **options,
+        HEADS=heads, SPLITS=splits, **options, **overlaps(out.device),
     )  # fmt: skip
 
 
@@ -158,9 +157,8 @@ def triton_cached_attention(
         GROUP=heads // kv_heads, KV_HEADS=kv_heads, DIM=dim, PAGE=k_cache.shape[2], LOGIT_CAP=logit_cap,
         HAS_SLOPES=alibi_slopes is not None,
         SPLIT=plan.splits > 1, WRITE=plan.decode, DOT_TYPE=dot_type(q.dtype),
-        EARLY=plan.splits > 1 and starts_early(q.device),
         BLOCK_M=plan.tiles.rows, BLOCK_DIM=tile_width(dim), **common,
-        num_warps=plan.tiles.num_warps, num_stages=plan.tiles.num_stages,
+        num_warps=plan.tiles.num_warps, num_stages=plan.tiles.num_stages, **overlaps(q.device),
     )  # fmt: skip
     if plan.splits > 1:
         _combine(out, parts, lse, cu_seqlens, kv_lens, sinks, common)

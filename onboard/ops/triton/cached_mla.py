@@ -19,11 +19,11 @@ from onboard.ops.triton.attention_kernels import combine_kernel, write_cache_ker
 from onboard.ops.triton.launch import (
     dot_type,
     last_contiguous,
+    overlaps,
     processors,
     require_device,
     shared_memory,
     splits_for,
-    starts_early,
     tile_width,
 )
 from onboard.ops.triton.mla_kernels import mla_kernel
@@ -116,7 +116,6 @@ def _attend(
     (tokens, heads, rank), rope, page_size = queries.shape, key.shape[-1], cache.shape[2]
     sequences, _, longest_query, *_ = batch_info_host.tolist()
     plan = _plan(queries, rank, block_table.shape[1] * page_size, sequences, longest_query)
-    early = starts_early(queries.device)
     # Rows that no sequence owns must be zeros; a decode batch has none, it is padded with whole sequences.
     new = queries.new_empty if plan.decode and tokens == sequences else queries.new_zeros
     out = parts = lse = new((tokens, heads, rank))
@@ -130,7 +129,7 @@ def _attend(
         scale, plan.splits, *queries.stride()[:2], *rotated.stride()[:2], latent.stride(0), key.stride(0),
         block_table.stride(0), cache.stride(0), cache.stride(2),
         HEADS=heads, RANK=rank, ROPE=rope, PAGE=page_size, SPLIT=plan.splits > 1, WRITE=plan.decode,
-        DOT_TYPE=dot_type(queries.dtype), EARLY=plan.splits > 1 and early,
+        DOT_TYPE=dot_type(queries.dtype), EARLY=plan.splits > 1 and overlaps(queries.device)["OVERLAP"],
         BLOCK_M=plan.rows, BLOCK_N=plan.keys, BLOCK_RANK=tile_width(rank), BLOCK_ROPE=tile_width(rope),
         num_warps=plan.num_warps, num_stages=plan.num_stages,
     )  # fmt: skip
@@ -139,7 +138,7 @@ def _attend(
         combine_kernel[(sequences, heads, triton.cdiv(rank, channels))](
             out, parts, lse, cu_seqlens, kv_lens, None, HEADS=heads, VALUE_DIM=rank, WINDOW=None, CHUNK=None,
             HAS_SINKS=False, SPLITS=plan.splits, BLOCK_N=plan.keys, BLOCK_VALUE=channels,
-            EARLY=early, launch_pdl=early,
+            **overlaps(queries.device),
         )  # fmt: skip
     return out
 

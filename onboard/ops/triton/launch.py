@@ -41,17 +41,23 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def starts_early(device: torch.device) -> bool:
-    """Whether a kernel can be started before the one in front of it has ended (programmatic dependent launch)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
 def shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory that a program can have."""
     if device.type != "cuda":
         return SHARED_MEMORY_INTERPRETED
     index = torch.cuda.current_device() if device.index is None else device.index
     return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
+def overlaps(device: torch.device) -> dict[str, bool]:
+    """Return the launch options of a kernel that may start before the one before it has ended.
+
+    It then calls `gdc_wait` before it touches what others write (programmatic dependent launch, from compute
+    capability 9.0 on).
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+        return {"OVERLAP": False}
+    return {"OVERLAP": True, "launch_pdl": True}
 
 
 def power_of_two(size: int) -> int:

@@ -64,7 +64,8 @@ def mla_kernel(
 ):  # fmt: skip
     """Attend BLOCK_M rows of one sequence over one of `splits` shares of its keys.
 
-    WRITE, SPLIT and EARLY as in `attention_kernel`; with SPLIT out is [tokens, heads, splits, rank] float32.
+    WRITE and SPLIT as in `attention_kernel`; with SPLIT out is [tokens, heads, splits, rank] float32. With EARLY the
+    kernel after it may be started now, and waits for this one.
     """
     if EARLY:
         gdc_launch_dependents()
