@@ -9,8 +9,9 @@ from torch import fx, nn
 from torch._ops import OpOverload
 
 from onboard.graph.fx import ancestors, attribute, replace_with
+from onboard.graph.saved_graph import CannotSaveError, decoded_graph, encoded_node
 from onboard.graph.values import read_parameter
-from onboard.graph.weights import set_parameter
+from onboard.graph.weights import Folded, delete_parameter, is_as_loaded, mark_loaded, set_parameter, weight_plan
 
 
 def fold_constant(gm: fx.GraphModule, node: fx.Node) -> bool:
@@ -22,9 +23,44 @@ def fold_constant(gm: fx.GraphModule, node: fx.Node) -> bool:
     if not isinstance(value, torch.Tensor) or value.is_meta:
         return False
     name = f"folded.{node.name}"
-    set_parameter(gm, name, nn.Parameter(value, requires_grad=False))
+    parameter = nn.Parameter(value, requires_grad=False)
+    if _note_fold(gm, name, sources):
+        mark_loaded(parameter)
+    set_parameter(gm, name, parameter)
     replace_with(node, read_parameter(gm, node, name))
     return True
+
+
+def _note_fold(gm: fx.GraphModule, name: str, nodes: list[fx.Node]) -> bool:
+    """Put into the plan how a parameter is computed; False when that cannot be said, or not from the checkpoint."""
+    read = {str(node.target): attribute(gm, str(node.target)) for node in nodes if node.op == "get_attr"}
+    if not all(isinstance(each, nn.Parameter) and is_as_loaded(each) for each in read.values()):
+        return False
+    try:
+        calls = [encoded_node(gm, node) for node in nodes]
+    except CannotSaveError:
+        return False
+    described = {source: (list(each.shape), each.dtype) for source, each in read.items()}
+    weight_plan(gm).folds[name] = Folded(described, calls)
+    return True
+
+
+def fold_again(gm: nn.Module) -> None:
+    """Compute the folded parameters of a graph that was saved with them, from their sources, which are let go."""
+    plan = weight_plan(gm)
+    if not plan.folds:
+        return
+    assert isinstance(gm, fx.GraphModule)
+    read = {str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
+    for name, fold in plan.folds.items():
+        nodes = list(decoded_graph(fold.calls).nodes)
+        value = evaluate(gm, nodes)[nodes[-1]]
+        parameter = nn.Parameter(value, requires_grad=False)
+        mark_loaded(parameter)
+        set_parameter(gm, name, parameter)
+    for source in dict.fromkeys(source for fold in plan.folds.values() for source in fold.sources):
+        if source not in read:
+            delete_parameter(gm, source)
 
 
 def fold_constants(gm: fx.GraphModule) -> int:

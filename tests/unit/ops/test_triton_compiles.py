@@ -19,7 +19,9 @@ from onboard.ops.triton import (
     cached_delta_rule,
     cached_ssm,
     launch,
+    linear,
     moe,
+    rmsnorm,
     rmsnorm_gated,
     router,
 )
@@ -77,7 +79,25 @@ def test_elementwise_kernels(kernels: list[Any], dtype: torch.dtype) -> None:
     for activation in ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2"):
         ops.triton_silu_and_mul(x, activation)
     ops.triton_rope_cached(heads, heads, table, table)
+    ops.triton_norm_rope(heads, heads, weight[:64], weight[:64], 1e-6, table, table)
     assert_compiled(kernels, {"_rmsnorm_kernel", "_act_and_mul_kernel", "_rope_kernel"})
+
+
+MATRIX = {"matrix_kernel", "_rmsnorm_kernel"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "names"), [(1, {"vector_kernel"}), (8, MATRIX), (64, MATRIX)])
+def test_linear_kernels(kernels: list[Any], rows: int, names: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU of compute capability 9.0, for the layers of a model with a hidden size of 1024."""
+    for module in (linear, rmsnorm):
+        monkeypatch.setattr(module, "overlaps", lambda device: {"OVERLAP": True, "launch_pdl": True})
+    monkeypatch.setattr(linear, "processors", lambda device: 132)
+    x, wide = (torch.randn(rows, size).bfloat16() for size in (1024, 3072))
+    ops.triton_fused_linear(x, torch.empty(6144, 1024).bfloat16(), None, None, x[0], 1e-6, "silu")
+    ops.triton_fused_linear(wide, torch.empty(1024, 3072).bfloat16(), x[0], x)
+    assert_compiled(kernels, names)
+    assert all("griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
