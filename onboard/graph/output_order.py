@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
 from onboard.graph.gemm_fusion import LINEARS, private_parameters
 from onboard.graph.values import insert_call
+from onboard.graph.weights import set_parameter
 
 aten = torch.ops.aten
 _RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
@@ -67,8 +68,9 @@ def _order(gm: fx.GraphModule, linear: fx.Node, private: set[str]) -> bool:
         return False
     order = torch.cat([used, unused])
     for name in names:
-        parameter = gm.get_parameter(name)
-        parameter.data = parameter.data[order.to(parameter.device)]
+        values = gm.get_parameter(name).detach()
+        # A new parameter: this one no longer has the values that the weight plan says.
+        set_parameter(gm, name, nn.Parameter(values[order.to(values.device)], requires_grad=False))
     start = 0
     for end in shuffle.ends:
         _cut(gm, linear, end, start, len(channels[end]))

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from onboard.ops.library import register_op
 from onboard.ops.ssm import fake_ssm
-from onboard.ops.triton.launch import last_contiguous, overlaps, power_of_two, processors, require_device, tile_width
+from onboard.ops.triton.launch import (
+    dot_type,
+    last_contiguous,
+    overlaps,
+    power_of_two,
+    processors,
+    require_device,
+    tile_width,
+)
 from onboard.ops.triton.ssd_kernels import ssd_output_kernel, ssd_pass_kernel, ssd_state_kernel
 from onboard.ops.triton.ssm_kernels import selective_scan_kernel, ssm_chunk_kernel, ssm_step_kernel
 from onboard.ops.triton.state import chunk_options, output_rows
@@ -93,7 +101,7 @@ def _all_chunks(
 ) -> None:
     """Write the outputs and the states behind them, the chunks of long queries in parallel."""
     (heads, size), state = x.shape[1:], sizes["STATE"]
-    options = chunk_options(LONG_CHUNK, x.dtype)
+    options = chunk_options(LONG_CHUNK, x.dtype) | {"DOT_TYPE": dot_type(x.dtype)}
     length = options["CHUNK"]
     chunks, numbers = triton.cdiv(longest_query, length), len(x) // length + sequences
     states = torch.empty((numbers, heads, size * state), dtype=torch.float32, device=x.device)

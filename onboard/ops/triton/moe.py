@@ -34,8 +34,6 @@ FEW_PAIRS = 1024
 """Most pairs that are sorted by looking at all others."""
 MOST_CHUNKS = 64
 COMBINE_BLOCK = 1024
-PREFETCHED_LINES = 8
-"""Lines of 128 bytes of each row of its weights that a second product asks for while the first one still runs."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +175,6 @@ def _down(out: Tensor, middle: Tensor, weights: Weights, routing: Tensor, routed
         out, middle, weight, bias, routing, routed.order, routed.blocks,
         PAIRS=routed.order is None, EXPERTS=experts, K=inner, N=hidden, HAS_BIAS=bias is not None,
         DOT_TYPE=dot_type(out.dtype), BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
-        LINES=PREFETCHED_LINES if weight.element_size() == 2 and tiles.m == 16 else 0,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, **overlaps(out.device),
     )  # fmt: skip
 

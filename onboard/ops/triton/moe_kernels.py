@@ -16,20 +16,6 @@ import triton.language as tl
 from onboard.ops.triton.overlap import wait_for_inputs
 from onboard.ops.triton.silu_mul import activate
 
-LINE = tl.constexpr(64)
-"""Elements of 2 bytes that a prefetch takes."""
-
-
-@triton.jit
-def _prefetch_rows(rows_ptr, inside, K: tl.constexpr, LINES: tl.constexpr):
-    """Bring the first LINES lines of rows of weights (16 bits) into the L2 cache, without waiting for them."""
-    start = tl.arange(0, LINES) * LINE
-    wanted = inside[:, None] & (start + LINE <= K)[None, :]
-    tl.inline_asm_elementwise(
-        "{.reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], 128; mov.u32 $0, 0;}", "=r,l,r",
-        [rows_ptr[:, None] + start[None, :], wanted.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
 
 @triton.jit
 def _load_ids(ids_ptr, pair, pairs, EXPERTS: tl.constexpr):
@@ -232,19 +218,16 @@ def down_kernel(
     out_ptr, hidden_ptr, w_ptr, bias_ptr, routing_ptr, order_ptr, blocks_ptr,
     PAIRS: tl.constexpr, EXPERTS: tl.constexpr, K: tl.constexpr, N: tl.constexpr, HAS_BIAS: tl.constexpr,
     DOT_TYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    LINES: tl.constexpr, OVERLAP: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Second product of one block and BLOCK_N channels, times the routing weights: rows of out are those of pairs."""
     expert, place, pair, real = _block(blocks_ptr, order_ptr, PAIRS, EXPERTS, BLOCK_M)
-    is_empty = tl.max(real.to(tl.int32), 0) == 0
+    wait_for_inputs(OVERLAP)  # blocks and order are older than the kernel in front, which has waited for them
+    if tl.max(real.to(tl.int32), 0) == 0:
+        return
     pair = pair.to(tl.int64)
     channel = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     w_ptr += expert * (N * K)
-    if OVERLAP and LINES > 0:  # blocks and order are older than the kernel in front, which has waited for them
-        _prefetch_rows(w_ptr + channel.to(tl.int64) * K, (channel < N) & ~is_empty, K, LINES)
-    wait_for_inputs(OVERLAP)
-    if is_empty:
-        return
     total = _product(
         hidden_ptr, place.to(tl.int64), real, K, w_ptr, channel, channel < N, K, BLOCK_M, BLOCK_N, BLOCK_K, DOT_TYPE
     )

@@ -4,7 +4,8 @@
 
 What each chunk adds to the state is found for all chunks in parallel; a pass over the chunks turns that into the state
 in front of each; then all outputs are found in parallel. A sequence's chunks have numbers from
-`cu_seqlens[sequence] // CHUNK + sequence` on, which no other sequence's reach.
+`cu_seqlens[sequence] // CHUNK + sequence` on, which no other sequence's reach. Operands of products have the inputs'
+type, sums and states are float32.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def ssd_state_kernel(
     states_ptr, decays_ptr, x_ptr, A_ptr, B_ptr, dt_ptr, bias_ptr, cu_seqlens_ptr, kv_lens_ptr, slots_ptr, chunks,
     least, most, x_stride_token, x_stride_head, B_stride_token, B_stride_group, dt_stride_token,
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    DOT_TYPE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Find what one chunk adds to BLOCK_P channels of one head's state, and how much of the older state it leaves."""
     head = tl.program_id(1)
@@ -52,9 +53,9 @@ def ssd_state_kernel(
     x_ptr += token[:, None] * x_stride_token + head * x_stride_head + channel[None, :]
     x = tl.load(x_ptr, mask=inside[:, None] & (channel < SIZE)[None, :], other=0.0).to(tl.float32)
     B_ptr += token[:, None] * B_stride_token + head // GROUP * B_stride_group + n[None, :]
-    B = tl.load(B_ptr, mask=inside[:, None] & (n < STATE)[None, :], other=0.0).to(tl.float32)
+    B = tl.load(B_ptr, mask=inside[:, None] & (n < STATE)[None, :], other=0.0)
     left = x * (dt * tl.exp(last - total))[:, None]
-    added = tl.dot(tl.trans(left), B, input_precision=PRECISION)
+    added = tl.dot(tl.trans(left.to(DOT_TYPE)), B.to(DOT_TYPE), input_precision=PRECISION)
     states_ptr += (number * HEADS + head) * (SIZE * STATE)
     kept = (channel < SIZE)[:, None] & (n < STATE)[None, :]
     tl.store(states_ptr + channel[:, None] * STATE + n[None, :], added, mask=kept)
@@ -94,7 +95,7 @@ def ssd_output_kernel(
     least, most, x_stride_token, x_stride_head, B_stride_token, B_stride_group, C_stride_token, C_stride_group,
     dt_stride_token,
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    DOT_TYPE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Find BLOCK_P channels of one head's outputs of one chunk from its inputs and the state in front of it."""
     head = tl.program_id(1)
@@ -108,12 +109,14 @@ def ssd_output_kernel(
     dt, total, _ = _decays(dt_ptr, A_ptr, bias_ptr, token, inside, head, dt_stride_token, least, most)
     B_ptr += token[:, None] * B_stride_token + head // GROUP * B_stride_group + n[None, :]
     C_ptr += token[:, None] * C_stride_token + head // GROUP * C_stride_group + n[None, :]
-    B, C = tl.load(B_ptr, mask=states, other=0.0).to(tl.float32), tl.load(C_ptr, mask=states, other=0.0).to(tl.float32)
+    B, C = tl.load(B_ptr, mask=states, other=0.0).to(DOT_TYPE), tl.load(C_ptr, mask=states, other=0.0).to(DOT_TYPE)
     weights = tl.dot(C, tl.trans(B), input_precision=PRECISION) * pairwise_decay(total, False, CHUNK)
     x_ptr += token[:, None] * x_stride_token + head * x_stride_head + channel[None, :]
     x = tl.load(x_ptr, mask=channels, other=0.0).to(tl.float32)
-    out = tl.dot(weights, x * dt[:, None], tl.load(D_ptr + head).to(tl.float32) * x, input_precision=PRECISION)
+    inputs, out = (x * dt[:, None]).to(DOT_TYPE), tl.load(D_ptr + head).to(tl.float32) * x
+    out = tl.dot(weights.to(DOT_TYPE), inputs, out, input_precision=PRECISION)
     states_ptr += (number * HEADS + head) * (SIZE * STATE) + channel[:, None] * STATE + n[None, :]
     state = tl.load(states_ptr, mask=(channel < SIZE)[:, None] & (n < STATE)[None, :], other=0.0)
-    out = tl.dot(C * tl.exp(total)[:, None], tl.trans(state), out, input_precision=PRECISION)
+    older = tl.dot(C, tl.trans(state.to(DOT_TYPE)), input_precision=PRECISION)
+    out += older * tl.exp(total)[:, None]
     tl.store(out_ptr + (token * HEADS + head)[:, None] * SIZE + channel[None, :], out, mask=channels)

@@ -260,3 +260,25 @@ def test_gated_rmsnorm(dtype: torch.dtype, group: int, first: bool) -> None:
     plain = ops.triton_fused_rmsnorm_gated(x.float(), weight, None, 1e-5, group, first, torch.float32)
     expected = ops.torch_rmsnorm_gated(x.double(), weight.double(), None, 1e-5, group, first)
     assert relative_error(plain, expected) < 1e-6
+
+
+REPEATED = {
+    "cached_ssm": (lambda row: ssm(row, 8, 1, 16, 16), 11),
+    "cached_gated_delta_rule": (lambda row: delta_rule(row, 2, 4, 16, 16, True), 9),
+    "cached_causal_conv1d": (lambda row: conv(row, 24, 4, 1, "silu"), 7),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_steps_may_follow_each_other_at_once(name: str) -> None:
+    """A kernel may start before the one in front has ended; the state that it reads is the last one all the same."""
+    make, cache = REPEATED[name]
+    row = make_row([(1, 5), (1, 66), (1, 9)])
+    arguments = make(row)
+    theirs = double(arguments)
+    steps = 30 if DEVICE == "cuda" else 3
+    outputs = [getattr(ops, f"triton_{name}")(*arguments) for _ in range(steps)]
+    expected = [getattr(ops, f"torch_{name}")(*theirs) for _ in range(steps)]
+    for actual, wanted in zip(outputs, expected, strict=True):
+        assert relative_error(actual, wanted) < 1e-5
+    assert relative_error(arguments[cache][row.slots], theirs[cache][row.slots]) < 1e-5
