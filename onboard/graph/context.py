@@ -33,6 +33,7 @@ class HistoryEntry:
     error: str | None = None
     from_cache: bool = False
     """It was done in an earlier start: the graph was taken from the cache."""
+    summary: str = ""
 
 
 @dataclass

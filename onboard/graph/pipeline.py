@@ -193,6 +193,7 @@ class Pipeline:
             has_valid_shapes=state.has_valid_shapes,
             memory_delta=_memory(context.device) - memory,
             error=error,
+            summary=info.summary,
         )
         context.history.append(entry)
         _report(entry, transform, context)
@@ -276,6 +277,7 @@ def _combined(infos: Sequence[TransformInfo]) -> TransformInfo:
         num_matches=sum(info.num_matches for info in infos),
         is_clean=all(info.is_clean for info in infos),
         has_valid_shapes=all(info.has_valid_shapes for info in infos),
+        summary="; ".join(info.summary for info in infos if info.summary),
     )
 
 
@@ -297,7 +299,7 @@ def _report(entry: HistoryEntry, transform: BaseTransform[Any], context: Transfo
     elif entry.error:
         outcome = f"failed: {entry.error}"
     else:
-        outcome = "skipped" if entry.skipped else f"{entry.num_matches} matches"
+        outcome = "skipped" if entry.skipped else entry.summary or f"{entry.num_matches} matches"
     log.info(
         "%-16s %-32s %-12s %6.2f s %+8.1f MiB%s%s",
         entry.stage,

@@ -60,6 +60,8 @@ class TransformInfo(BaseModel):
     """The graph needs no clean-up after this transform."""
     has_valid_shapes: bool = False
     """`node.meta["val"]` of every node is still right after this transform."""
+    summary: str = ""
+    """What was done beyond the number of matches, in a few words."""
 
 
 C = TypeVar("C", bound=TransformConfig)

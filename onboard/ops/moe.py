@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -78,9 +78,16 @@ def torch_moe(
         up = F.linear(chosen, w3_weight[index], w3_bias[index] if w3_bias else None) if is_gated_mlp else None
         return F.linear(_gated(gate, up, act, limit, up_offset), w2_weight[index], w2_bias[index] if w2_bias else None)
 
-    for index in range(len(w1_weight)):
+    for index in _experts_to_run(selected_experts, len(w1_weight)):
         _add(out, tokens, selected_experts == index, routing_weights, partial(expert, index))
     return out.view(x.shape)
+
+
+def _experts_to_run(selected: Tensor, experts: int) -> Iterable[int]:
+    """Return the experts that were chosen; all of them where that cannot be known, in a captured graph."""
+    if selected.is_cuda and torch.cuda.is_current_stream_capturing():
+        return range(experts)
+    return sorted({index for index in selected.flatten().tolist() if 0 <= index < experts})
 
 
 def _add(

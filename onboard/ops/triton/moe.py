@@ -16,7 +16,7 @@ from torch import Tensor
 from onboard.ops.activation import KERNEL_ACTIVATIONS
 from onboard.ops.library import register_op
 from onboard.ops.moe import fake_moe
-from onboard.ops.triton.launch import dot_type, last_contiguous, power_of_two, require_device
+from onboard.ops.triton.launch import dot_type, last_contiguous, overlaps, power_of_two, require_device
 from onboard.ops.triton.moe_kernels import (
     combine_experts_kernel,
     count_kernel,
@@ -34,6 +34,8 @@ FEW_PAIRS = 1024
 """Most pairs that are sorted by looking at all others."""
 MOST_CHUNKS = 64
 COMBINE_BLOCK = 1024
+PREFETCHED_LINES = 8
+"""Lines of 128 bytes of each row of its weights that a second product asks for while the first one still runs."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def mixture(
     out = x.new_empty(tokens, hidden)
     block = min(COMBINE_BLOCK, power_of_two(hidden))
     combine_experts_kernel[(tokens, triton.cdiv(hidden, block))](
-        out, parts, selected, TOP=top, N=hidden, EXPERTS=experts, BLOCK=block
+        out, parts, selected, TOP=top, N=hidden, EXPERTS=experts, BLOCK=block, **overlaps(x.device)
     )
     return out
 
@@ -163,7 +165,7 @@ def _up(
         out, x, weight, bias, routed.order, routed.blocks, *activation.scalars(), x.stride(0),
         PAIRS=routed.order is None, EXPERTS=experts, TOP=top, K=hidden, N=inner, HAS_BIAS=bias is not None,
         **activation.constants(), DOT_TYPE=dot_type(x.dtype), BLOCK_M=tiles.m, BLOCK_N=channels, BLOCK_K=tiles.k,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **overlaps(x.device),
     )  # fmt: skip
 
 
@@ -175,7 +177,8 @@ def _down(out: Tensor, middle: Tensor, weights: Weights, routing: Tensor, routed
         out, middle, weight, bias, routing, routed.order, routed.blocks,
         PAIRS=routed.order is None, EXPERTS=experts, K=inner, N=hidden, HAS_BIAS=bias is not None,
         DOT_TYPE=dot_type(out.dtype), BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        LINES=PREFETCHED_LINES if weight.element_size() == 2 and tiles.m == 16 else 0,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **overlaps(out.device),
     )  # fmt: skip
 
 
@@ -190,7 +193,9 @@ def route(selected: Tensor, experts: int, rows: int) -> Routed:
     sizes: dict[str, Any] = {"EXPERTS": experts, "BLOCK_E": block_e, "ROWS": counted, "num_warps": 4}
     tiles = {"BLOCK_M": rows, "PLACED": placed, "COMPARED": min(SORT_ELEMENTS // placed, power_of_two(pairs))}
     if pairs <= FEW_PAIRS:
-        sort_kernel[(triton.cdiv(pairs, placed),)](order, table, selected, pairs, blocks, **sizes, **tiles)
+        sort_kernel[(triton.cdiv(pairs, placed),)](
+            order, table, selected, pairs, blocks, **sizes, **tiles, **overlaps(selected.device)
+        )
         return Routed(order, table)
     chunk = placed * triton.cdiv(pairs, placed * MOST_CHUNKS)
     chunks = triton.cdiv(pairs, chunk)

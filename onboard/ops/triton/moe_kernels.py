@@ -13,7 +13,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from onboard.ops.triton.overlap import wait_for_inputs
 from onboard.ops.triton.silu_mul import activate
+
+LINE = tl.constexpr(64)
+"""Elements of 2 bytes that a prefetch takes."""
+
+
+@triton.jit
+def _prefetch_rows(rows_ptr, inside, K: tl.constexpr, LINES: tl.constexpr):
+    """Bring the first LINES lines of rows of weights (16 bits) into the L2 cache, without waiting for them."""
+    start = tl.arange(0, LINES) * LINE
+    wanted = inside[:, None] & (start + LINE <= K)[None, :]
+    tl.inline_asm_elementwise(
+        "{.reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], 128; mov.u32 $0, 0;}", "=r,l,r",
+        [rows_ptr[:, None] + start[None, :], wanted.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -61,9 +76,10 @@ def _write_blocks(
 def sort_kernel(
     order_ptr, blocks_ptr, ids_ptr, pairs, blocks,
     EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
-    PLACED: tl.constexpr, COMPARED: tl.constexpr,
+    PLACED: tl.constexpr, COMPARED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Sort few pairs at once: each of PLACED pairs looks at all others to find its place."""
+    wait_for_inputs(OVERLAP)
     pair = tl.program_id(0) * PLACED + tl.arange(0, PLACED)
     expert = _load_ids(ids_ptr, pair, pairs, EXPERTS)
     place = tl.zeros([PLACED], tl.int32)
@@ -173,12 +189,13 @@ def up_kernel(
     PAIRS: tl.constexpr, EXPERTS: tl.constexpr, TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
     GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LIMIT: tl.constexpr,
     HAS_ALPHA: tl.constexpr, DOT_TYPE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """First products of one block's tokens and BLOCK_N channels, activated: rows of out are in the sorted order.
 
     Rows of up and gate are read alternately, so that one product has both for a channel side by side.
     """
+    wait_for_inputs(OVERLAP)
     expert, place, pair, real = _block(blocks_ptr, order_ptr, PAIRS, EXPERTS, BLOCK_M)
     if tl.max(real.to(tl.int32), 0) == 0:
         return
@@ -215,14 +232,19 @@ def down_kernel(
     out_ptr, hidden_ptr, w_ptr, bias_ptr, routing_ptr, order_ptr, blocks_ptr,
     PAIRS: tl.constexpr, EXPERTS: tl.constexpr, K: tl.constexpr, N: tl.constexpr, HAS_BIAS: tl.constexpr,
     DOT_TYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    LINES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Second product of one block and BLOCK_N channels, times the routing weights: rows of out are those of pairs."""
     expert, place, pair, real = _block(blocks_ptr, order_ptr, PAIRS, EXPERTS, BLOCK_M)
-    if tl.max(real.to(tl.int32), 0) == 0:
-        return
+    is_empty = tl.max(real.to(tl.int32), 0) == 0
     pair = pair.to(tl.int64)
     channel = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     w_ptr += expert * (N * K)
+    if OVERLAP and LINES > 0:  # blocks and order are older than the kernel in front, which has waited for them
+        _prefetch_rows(w_ptr + channel.to(tl.int64) * K, (channel < N) & ~is_empty, K, LINES)
+    wait_for_inputs(OVERLAP)
+    if is_empty:
+        return
     total = _product(
         hidden_ptr, place.to(tl.int64), real, K, w_ptr, channel, channel < N, K, BLOCK_M, BLOCK_N, BLOCK_K, DOT_TYPE
     )
@@ -235,9 +257,11 @@ def down_kernel(
 
 @triton.jit
 def combine_experts_kernel(
-    out_ptr, parts_ptr, ids_ptr, TOP: tl.constexpr, N: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr
-):
+    out_ptr, parts_ptr, ids_ptr,
+    TOP: tl.constexpr, N: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """Add up what a token's experts brought, in the order of its choices."""
+    wait_for_inputs(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)

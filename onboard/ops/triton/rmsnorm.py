@@ -8,9 +8,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from onboard.ops.library import register_op
-from onboard.ops.triton.launch import last_contiguous, power_of_two, require_device
+from onboard.ops.triton.launch import last_contiguous, overlaps, power_of_two, require_device
 
 ELEMENTS = 1024
 """Short rows share a program until it has this many elements."""
@@ -20,8 +21,12 @@ ELEMENTS = 1024
 def _rmsnorm_kernel(
     out_ptr, total_ptr, x_ptr, residual_ptr, weight_ptr, rows, inner, stride_outer, stride_inner, eps,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WIDE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Normalise ROWS rows of x; row r lies at (r // inner) * stride_outer + (r % inner) * stride_inner."""
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < SIZE)[None, :]
@@ -64,7 +69,7 @@ def launch(
     _rmsnorm_kernel[(triton.cdiv(rows, rows_each),)](
         out, total, x, residual, weight.contiguous(), rows, x.shape[1], x.stride(0), x.stride(1), eps,
         SIZE=size, BLOCK=block, ROWS=rows_each, HAS_RESIDUAL=residual is not None, WIDE=wide,
-        num_warps=min(16, max(1, block * rows_each // 512)),
+        num_warps=min(16, max(1, block * rows_each // 512)), **overlaps(x.device),
     )  # fmt: skip
 
 

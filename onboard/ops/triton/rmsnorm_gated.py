@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from onboard.ops.library import register_op
-from onboard.ops.triton.launch import last_contiguous, power_of_two, require_device
+from onboard.ops.triton.launch import last_contiguous, overlaps, power_of_two, require_device
+from onboard.ops.triton.overlap import wait_for_inputs
 
 ELEMENTS = 512
 """Small groups share a program until it has this many elements."""
@@ -20,9 +21,10 @@ ELEMENTS = 512
 def _rmsnorm_gated_kernel(
     out_ptr, x_ptr, weight_ptr, gate_ptr, groups, x_stride, gate_stride, eps,
     SIZE: tl.constexpr, GROUP: tl.constexpr, HAS_GATE: tl.constexpr, NORM_FIRST: tl.constexpr,
-    GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Normalise GROUPS groups of GROUP channels; a row has SIZE // GROUP of them."""
+    wait_for_inputs(OVERLAP)
     EACH: tl.constexpr = SIZE // GROUP
     group = (tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
@@ -65,6 +67,6 @@ def triton_fused_rmsnorm_gated(
         _rmsnorm_gated_kernel[(triton.cdiv(groups, each),)](
             out, rows, weight.contiguous(), gates, groups, rows.stride(0), gates.stride(0), eps,
             SIZE=size, GROUP=group_size, HAS_GATE=gate is not None, NORM_FIRST=norm_before_gate,
-            GROUPS=each, BLOCK=block, num_warps=min(16, max(1, block * each // 512)),
+            GROUPS=each, BLOCK=block, num_warps=min(16, max(1, block * each // 512)), **overlaps(x.device),
         )  # fmt: skip
     return out

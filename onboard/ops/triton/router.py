@@ -10,7 +10,8 @@ from torch import Tensor
 
 from onboard.ops.library import register_op
 from onboard.ops.router import check_scoring, fake_router
-from onboard.ops.triton.launch import last_contiguous, power_of_two, require_device
+from onboard.ops.triton.launch import last_contiguous, overlaps, power_of_two, require_device
+from onboard.ops.triton.overlap import wait_for_inputs
 
 
 @triton.jit
@@ -44,8 +45,10 @@ def router_kernel(
     EXPERTS: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_TOP: tl.constexpr,
     SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_TOP: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Route one token; its experts are a tile of [groups, experts of a group]."""
+    wait_for_inputs(OVERLAP)
     SIZE: tl.constexpr = EXPERTS // GROUPS
     token = tl.program_id(0).to(tl.int64)
     group, place, slot = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_TOP)
@@ -108,6 +111,6 @@ def triton_moe_router(
             EXPERTS=experts, TOP=top_k, GROUPS=groups, TOP_GROUPS=top_groups, GROUP_TOP=group_top,
             SIGMOID=scoring == "sigmoid", NORMALIZE=normalize, HAS_BIAS=bias is not None,
             BLOCK_G=power_of_two(groups), BLOCK_S=power_of_two(experts // groups), BLOCK_TOP=power_of_two(top_k),
-            num_warps=1,
+            num_warps=1, **overlaps(logits.device),
         )  # fmt: skip
     return weights, chosen

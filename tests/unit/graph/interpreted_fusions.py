@@ -64,6 +64,36 @@ def on_gpu(tmp_path) -> TransformContext:
     return context
 
 
+class NormedHeads(nn.Module):
+    """Two rotations; the heads of the first are normalised, those of the second by norms of two kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ParameterList(torch.randn(8) for _ in range(4))
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        angles = x[..., :8]
+        for first, second, eps in ((0, 1, 1e-5), (2, 3, 1e-3)):
+            q, k = x.reshape(batch, length, 3, 8).split([2, 1], 2)
+            q = ops.torch_rmsnorm(q, self.norms[first], 1e-5)
+            k = ops.torch_rmsnorm(k, self.norms[second], eps)
+            x = torch.cat(ops.torch_rope_with_explicit_cos_sin(q, k, angles.cos(), angles.sin(), 2), 2).flatten(2)
+        return x
+
+
+def test_norms_of_one_kind_join_the_rotation(on_gpu):
+    model, x = NormedHeads(), torch.randn(2, 3, 24)
+    gm = exported(model, 2, 3, 24, device="cpu")
+    gm, info, _ = apply("optimize_rope", gm, on_gpu)
+    assert info.num_matches == 2
+    assert [targets(gm).count(f"onboard.{op}.default") for op in NORM_ROPE] == [1, 1, 2]
+    assert rmse(gm(x), model(x).detach()) <= 1e-5
+
+
+NORM_ROPE = ("triton_norm_rope", "triton_rope_cached", "torch_rmsnorm")
+
+
 def _case(activation: str = "gelu", unsqueeze_dim: int = 2):
     model = Layer(activation, unsqueeze_dim)
     model.load_state_dict(random_state(model, random.randrange(10**6)), strict=False)

@@ -8,9 +8,11 @@ import pytest
 import torch
 from fusion_support import apply, context_for, exported, random_state, targets
 from graph_support import rmse
+from test_fuse_gemms import LiveBytes
 from torch import nn
 
 import onboard.ops  # noqa: F401
+from onboard.graph.checkpoint import Checkpoint
 
 EXPERTS, TOP, HIDDEN, INNER = 4, 2, 8, 6
 
@@ -137,5 +139,41 @@ def test_computed_weights_are_a_fact():
     gm, info, context = apply("fuse_moe", exported(model, 2, 3, HIDDEN, device="cpu"))
     assert info.num_matches == 0
     assert context.facts == ["fuse_moe: 1 mixtures of experts stay as they are, their weights cannot be stacked"]
+    x = torch.randn(2, 4, HIDDEN)
+    assert rmse(gm(x), model(x)) <= 1e-6
+
+
+def test_loading_stacked_weights_peaks_at_one_tensor_above_the_model(tmp_path, monkeypatch):
+    """The checkpoint's tensor counts in full, although on the CPU it is only mapped."""
+    gm, _, _ = apply("stack_expert_weights", exported(Mixture(), 2, 3, HIDDEN))
+    context = context_for(tmp_path, random_state(Mixture(), 0))
+    live, read = LiveBytes(), Checkpoint.read
+    monkeypatch.setattr(Checkpoint, "read", lambda *args: live.track(read(*args)))
+    with live:
+        apply("load_weights", gm, context, shapes=False)
+    final = sum(parameter.nbytes for parameter in gm.parameters())
+    assert final == EXPERTS * 3 * HIDDEN * INNER * 4
+    assert final <= live.peak <= final + HIDDEN * INNER * 4 + 64
+
+
+class BesideOthers(Mixture):
+    """A router and a gate read what the mixture reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.gate = nn.Linear(HIDDEN, EXPERTS, bias=False), nn.Linear(HIDDEN, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, HIDDEN)
+        weights, chosen = self.router(rows).softmax(-1).topk(TOP)
+        mixed = torch.ops.onboard.torch_moe(rows, chosen, weights, *self.lists("weight"))
+        return (mixed * self.gate(rows).sigmoid()).view(x.shape)
+
+
+def test_a_mixture_does_not_keep_linears_apart():
+    model = BesideOthers()
+    gm, info, _ = apply("fuse_gemms", exported(model, 2, 3, HIDDEN, device="cpu"))
+    assert info.num_matches == 1
+    assert targets(gm).count("linear.default") == 1
     x = torch.randn(2, 4, HIDDEN)
     assert rmse(gm(x), model(x)) <= 1e-6

@@ -116,6 +116,20 @@ def test_rope_cached(dtype: torch.dtype, dim: int, size: int) -> None:
         assert relative_error(ours, theirs) < DTYPES[dtype]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "size"), [(24, 24), (24, 10)])
+def test_norm_rope(dtype: torch.dtype, dim: int, size: int) -> None:
+    wide = (torch.randn(2, 5, 9 * dim) * 3).to(dtype)
+    q, k = wide[..., : 6 * dim].view(2, 5, 6, dim), wide[..., 7 * dim :].view(2, 5, 2, dim)
+    weights = [torch.randn(dim).to(dtype) for _ in range(2)]
+    angle = torch.rand(2, 5, size // 2).repeat(1, 1, 2) * 6.28
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    expected = ops.torch_norm_rope(*(t.double() for t in (q, k, *weights)), 1e-2, cos.double(), sin.double())
+    for ours, theirs in zip(ops.triton_norm_rope(q, k, *weights, 1e-2, cos, sin), expected, strict=True):
+        assert ours.dtype == dtype
+        assert relative_error(ours, theirs) < 2 * DTYPES[dtype]
+
+
 def run(batch: Batch, options: Options, op: str = "triton_cached_attention") -> torch.Tensor:
     return getattr(ops, op)(*batch.arguments(), **vars(options))
 

@@ -162,6 +162,16 @@ def test_ssm_in_low_precision(step: str, dtype: torch.dtype) -> None:
     check_state("cached_ssm", row, ssm(row, 4, 1, 8, 16, dtype), 11, LOW[dtype])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("step", ["prefill", "chunked prefill", "mixed"])
+def test_ssm_with_all_chunks_at_once(step: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_ssm, "LONG_QUERY", 5)
+    monkeypatch.setattr(cached_ssm, "LONG_CHUNK", 16)
+    row = make_step(step)
+    tolerance = 1e-5 if dtype == torch.float32 else LOW[dtype]
+    check_state("cached_ssm", row, ssm(row, 4, 2, 24, 20, dtype), 11, tolerance)
+
+
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("channels", "state", "optional"), [(70, 16, True), (9, 5, False)])
 def test_selective_scan(step: str, channels: int, state: int, optional: bool) -> None:
