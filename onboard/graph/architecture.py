@@ -6,16 +6,8 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto.configuration_auto import model_type_to_module_name
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_MULTIMODAL_LM_MAPPING,
-    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
-)
 
 from onboard.errors import OnboardError
-
-_TABLES = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
 
 
 def causal_lm_class(config: PretrainedConfig) -> Any:
@@ -32,19 +24,29 @@ def find_language_model(config: PretrainedConfig) -> Any | None:
     A composite may have both: the one that the config names counts, else the one for text. A text config has its
     composite's class when that takes the text config alone.
     """
-    own = [_first(table[type(config)]) for table in _TABLES if type(config) in table]
+    auto = _auto_classes()
+    tables = (auto.MODEL_FOR_CAUSAL_LM_MAPPING, auto.MODEL_FOR_MULTIMODAL_LM_MAPPING)
+    own = [_first(table[type(config)]) for table in tables if type(config) in table]
     named = [item for item in own if item.__name__ in (config.architectures or [])]
     if own:
         return (named or own)[0]
     package = type(config).__module__.split(".")[-2]
-    composites = [CONFIG_MAPPING[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if _package(name) == package]
-    classes = [MODEL_FOR_CAUSAL_LM_MAPPING[composite] for composite in composites]
+    composites = [CONFIG_MAPPING[name] for name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if _package(name) == package]
+    classes = [auto.MODEL_FOR_CAUSAL_LM_MAPPING[composite] for composite in composites]
     return next((item for item in classes if item.config_class is type(config)), None)
 
 
 def language_model_types() -> list[str]:
     """Return the model types that the installed transformers has such a class for, sorted."""
-    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES})
+    auto = _auto_classes()
+    return sorted({*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES})
+
+
+def _auto_classes() -> Any:
+    """Return transformers' tables of model classes, whose import takes seconds: a generated model does without."""
+    from transformers.models.auto import modeling_auto
+
+    return modeling_auto
 
 
 def _first(classes: Any) -> Any:

@@ -34,7 +34,8 @@ def fold_constant(gm: fx.GraphModule, node: fx.Node) -> bool:
 def _note_fold(gm: fx.GraphModule, name: str, nodes: list[fx.Node]) -> bool:
     """Put into the plan how a parameter is computed; False when that cannot be said, or not from the checkpoint."""
     read = {str(node.target): attribute(gm, str(node.target)) for node in nodes if node.op == "get_attr"}
-    if not all(isinstance(each, nn.Parameter) and is_as_loaded(each) for each in read.values()):
+    known = weight_plan(gm).folds.keys()
+    if known & read.keys() or not all(isinstance(each, nn.Parameter) and is_as_loaded(each) for each in read.values()):
         return False
     try:
         calls = [encoded_node(gm, node) for node in nodes]

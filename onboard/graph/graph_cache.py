@@ -30,7 +30,7 @@ from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.interface import make_interface
 from onboard.graph.saved_graph import CannotSaveError, load_graph, save_graph
 from onboard.graph.transform import BaseTransform
-from onboard.graph.weights import is_as_loaded
+from onboard.graph.weights import is_as_loaded, weight_plan
 
 FOLDER_VARIABLE = "ONBOARD_CACHE"
 MOST_BYTES = 2 << 30
@@ -179,10 +179,17 @@ class KeptRun:
     def keep(self, module: nn.Module) -> None:
         """Write the graph, once, if its parameters can be read again from the checkpoint."""
         self._is_kept = True
-        if all(is_as_loaded(parameter) for parameter in module.parameters()):
+        if _can_be_loaded(module):
             self._cache.keep(self._parts, module, self._context, self._done, self._facts)
         else:
             log.info("the graph is not kept for the next start: some parameters are computed from others")
+
+
+def _can_be_loaded(module: nn.Module) -> bool:
+    """Whether every parameter has the values that the plan says, and the plan speaks of the checkpoint alone."""
+    plan = weight_plan(module)
+    parts = {part for name, _ in module.named_parameters() for part in plan.parts(name) if part != name}
+    return not parts & plan.folds.keys() and all(is_as_loaded(parameter) for parameter in module.parameters())
 
 
 def key_parts(context: TransformContext, transforms: Iterable[BaseTransform[Any]]) -> dict[str, Any]:

@@ -117,18 +117,36 @@ def delete_parameter(module: nn.Module, name: str) -> None:
     delattr(module.get_submodule(path), leaf)
 
 
+_SAMPLES = 512
+"""Numbers of a tensor that its fingerprint holds, about."""
+
+
 def mark_loaded(parameter: nn.Parameter) -> None:
     """Note that a parameter has the values that the plan says, and nothing else until it is written to.
 
     Of a tensor that was made in inference mode nobody knows when it is written to: it is never as loaded.
     """
     if not parameter.is_inference():
-        parameter.loaded_version = parameter._version  # type: ignore[attr-defined]
+        parameter.loaded_as = _fingerprint(parameter)  # type: ignore[attr-defined]
 
 
 def is_as_loaded(parameter: nn.Parameter) -> bool:
     """Tell whether a parameter still has the values that the plan says."""
-    return not parameter.is_inference() and getattr(parameter, "loaded_version", None) == parameter._version
+    known = getattr(parameter, "loaded_as", None)
+    return known is not None and not parameter.is_inference() and known == _fingerprint(parameter)
+
+
+def _fingerprint(parameter: nn.Parameter) -> tuple[Any, ...]:
+    """Return what changes with a tensor's contents: its place, its writes, some of its numbers, on a GPU their sum.
+
+    Writes through `parameter.data` are not counted, so counting alone would not do.
+    """
+    data = parameter.detach().reshape(-1)
+    sample = data[:: max(1, data.numel() // _SAMPLES)]
+    content = [sample.contiguous().view(torch.uint8).cpu().numpy().tobytes()]
+    if data.is_cuda and data.is_floating_point():
+        content.append(data.sum(dtype=torch.float64).cpu().numpy().tobytes())
+    return parameter.data_ptr(), parameter._version, *content
 
 
 def join_parameters(gm: GraphModule, name: str, parts: Sequence[str | int], dim: int = 0) -> str:

@@ -13,6 +13,8 @@ from onboard.graph.transform import BaseTransform, TransformConfig, TransformInf
 class CallOpsDirectly(BaseTransform[TransformConfig]):
     """Let a graph that nothing compiled call the functions behind our operators; on a GPU CUDA graphs do better."""
 
+    acts = True
+
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match a call."""
         if context.device.type != "cpu" or not isinstance(gm, fx.GraphModule):

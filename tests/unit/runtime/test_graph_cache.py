@@ -54,7 +54,8 @@ def test_the_second_start_takes_the_graph_of_the_first(made: Tiny, folder: Path)
     assert not _from_cache(first)
     assert len(list(folder.glob("*.safetensors"))) == 1
     ran = [entry.key for entry in second.history if entry.enabled and not entry.from_cache]
-    assert ran == ["find_kept_graph", "load_weights", "initialize_cache", "resize_kv_cache", "compile_model"]
+    acting = ["load_weights", "initialize_cache", "resize_kv_cache", "compile_model", "call_ops_directly"]
+    assert ran == ["find_kept_graph", *acting]
     _close(first, made)
     _close(second, made)
     assert torch.equal(first.logits(IDS), second.logits(IDS))
@@ -87,7 +88,7 @@ def test_parameters_computed_from_others_are_computed_again(tiny: Callable[..., 
     assert _from_cache(second)
     names = [sorted(name for name, _ in each.gm.named_parameters()) for each in (first, second)]
     assert names[0] == names[1]
-    assert any(name.startswith("folded.") for name in names[1])
+    assert any("folded." in name for name in names[1])
     _close(first, made)
     _close(second, made)
 
@@ -220,15 +221,24 @@ def test_a_file_that_was_tampered_with_or_damaged_is_not_taken(made: Tiny, folde
     assert torch.equal(first.logits(IDS), second.logits(IDS))
 
 
+def _replaced(parameter: Any) -> None:
+    parameter.data = parameter.data.flip(0)
+
+
+def _written_unseen(parameter: Any) -> None:
+    parameter.data.copy_(parameter.data.flip(0))
+
+
+@pytest.mark.parametrize("write", [lambda parameter: parameter.mul_(1), _replaced, _written_unseen])
 def test_parameters_that_were_written_to_after_loading_are_not_kept(
-    made: Tiny, folder: Path, monkeypatch: pytest.MonkeyPatch
+    made: Tiny, folder: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Any], None]
 ) -> None:
     from onboard.content.transforms.post_load_fusion.fuse_swiglu import FuseSwiGLU
 
     original = FuseSwiGLU.apply
 
     def apply(self: Any, gm: Any, context: Any) -> Any:
-        next(iter(gm.parameters())).mul_(1)
+        write(next(iter(gm.parameters())))
         return original(self, gm, context)
 
     monkeypatch.setattr(FuseSwiGLU, "apply", apply)
