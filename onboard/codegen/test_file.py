@@ -87,6 +87,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
         config_module="transformers" if hasattr(transformers, spec.config_class) else type(config).__module__,
         counted="positions" in spec.traits,
         first_position=first_position_expression(spec, "CONFIG"),
+        distinct="repeated_tokens" in spec.traits,
         layers=layers,
         blocks=blocks,
         eager=spec.eager,

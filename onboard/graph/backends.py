@@ -18,7 +18,7 @@ def choose_backend(requested: str, context: TransformContext, asked_by: str) -> 
     best = "triton" if has_triton() and context.device.type == "cuda" else "torch"
     if requested == "auto":
         return best
-    if requested == "torch" or (requested == "triton" and _triton_runs_on(context.device)):
+    if requested == "torch" or (requested == "triton" and triton_runs_on(context.device)):
         return requested
     context.facts.append(f"{asked_by}: back end {requested} is not available here, {best} is used")
     return best
@@ -58,7 +58,8 @@ def fused_op(backend: str, name: str) -> Any:
     return getattr(torch.ops.onboard, f"{backend}_{name}").default
 
 
-def _triton_runs_on(device: torch.device) -> bool:
+def triton_runs_on(device: torch.device) -> bool:
+    """Whether kernels run on a device: on a GPU, or anywhere in the interpreter."""
     if not has_triton():
         return False
     from onboard.ops.triton.launch import INTERPRETED

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn import functional as F
 
 from onboard.graph.fx import attribute, copy_graphs
-from onboard.ops.library import NAMESPACE, op_sources
+from onboard.ops.library import plain_function
 
 _BUILT_IN: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.linear.default: F.linear,
@@ -59,13 +58,12 @@ def _keep_at_hand(gm: fx.GraphModule) -> None:
 
 def _redirect(gm: fx.GraphModule) -> int:
     """Let every call of one of our operators call its function; return how many there are."""
-    sources, count = op_sources(), 0
+    count = 0
     for node in gm.graph.nodes:
-        if node.op == "call_function" and node.target in _BUILT_IN:
-            node.target = _BUILT_IN[node.target]
-        packet = node.target.overloadpacket if isinstance(node.target, OpOverload) else node.target
-        namespace, _, name = str(packet).partition(".")
-        if isinstance(packet, OpOverloadPacket) and namespace == NAMESPACE and name in sources:
-            node.target, count = sources[name].function, count + 1
+        if node.op != "call_function":
+            continue
+        function = _BUILT_IN.get(node.target) or plain_function(node.target)
+        count += node.target not in _BUILT_IN and function is not node.target
+        node.target = function
     gm.recompile()
     return count

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.export import Dim
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -106,7 +105,7 @@ class ModelFactory:
         """
         if self.mode != "graph":
             return 0
-        load_model_file(self._model_file())
+        load_model_file(self.model_file())
         return first_position(self.config)
 
     def build_model(self, device: str = "meta") -> nn.Module:
@@ -126,10 +125,12 @@ class ModelFactory:
 
     def dynamic_shapes(self) -> dict[str, dict[int, Any]]:
         """Return which dimensions of the example inputs are dynamic: batch and sequence."""
+        from torch.export import Dim
+
         return {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in self.example_inputs()}
 
     def _generated_class(self) -> type[nn.Module]:
-        load_model_file(self._model_file())
+        load_model_file(self.model_file())
         return registered_model(type(self.config).__name__)
 
     def _generated_model(self) -> nn.Module:
@@ -140,7 +141,7 @@ class ModelFactory:
             return model
         except AssertionError as error:  # the file says what it does not cover
             raise OnboardError(
-                f"{self._model_file().name} does not serve this model: {error}",
+                f"{self.model_file().name} does not serve this model: {error}",
                 hint="Onboard the model, which makes a file that does",
             ) from error
 
@@ -157,7 +158,8 @@ class ModelFactory:
             model = own._from_config(self.config, dtype=self.dtype, attn_implementation="eager")
         return model.eval().requires_grad_(False)
 
-    def _model_file(self) -> Path:
+    def model_file(self) -> Path:
+        """Return the generated file that serves the config's model type."""
         path = content_path("models", f"modeling_{self.config.model_type}.py", root=self.root)
         if not path.is_file():
             raise OnboardError(f"there is no model file {path.name}", hint="Onboard the model first")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,6 +57,14 @@ def register_op(
         return function
 
     return register
+
+
+def plain_function(op: Any) -> Any:
+    """Return the Python function behind an operator of ours, which costs less to call; any other one as it is."""
+    packet = op.overloadpacket if isinstance(op, OpOverload) else op
+    namespace, _, name = str(packet).partition(".")
+    is_ours = isinstance(packet, OpOverloadPacket) and namespace == NAMESPACE and name in _SOURCES
+    return _SOURCES[name].function if is_ours else op
 
 
 def op_sources() -> dict[str, OpSource]:

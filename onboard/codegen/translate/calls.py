@@ -214,6 +214,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return handler(expr, args, frame)
     if getattr(obj, "__module__", None) == "transformers.initialization":
         return NONE  # weights come from a checkpoint
+    if objects.is_cache(obj):
+        return NONE  # nothing was before the text
     if objects.is_output(obj):
         return objects.output(obj, args.positional, args.keywords)
     if objects.is_module(obj):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import PretrainedConfig, masking_utils
+from transformers.cache_utils import Cache
 from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
 from transformers.utils import ModelOutput
 
@@ -187,6 +188,11 @@ def declares(config: object, attr: str) -> bool:
 def is_output(cls: object) -> bool:
     """Whether a class is a transformers output."""
     return isinstance(cls, type) and issubclass(cls, ModelOutput)
+
+
+def is_cache(cls: object) -> bool:
+    """Tell whether `cls` is a class of caches: a new one is empty."""
+    return isinstance(cls, type) and issubclass(cls, Cache)
 
 
 def is_module(cls: object) -> bool:

@@ -29,8 +29,8 @@ _WHERE_NONE: dict[str, Callable[[_Fields], Any]] = {
 _WHERE_ONE = {"num_experts": 64, "moe_topk": 8, "moe_top_k": 2}
 """A mixture of one expert, or that takes one without a weight, tells nothing of its router."""
 
-_CAUSAL = {"causal": True, "attn_type": "uni"}
-"""A field that says whether tokens see later ones -> its value in checkpoints for generation."""
+_CAUSAL = {"causal": True}
+"""A field that says whether tokens see later ones -> its value in checkpoints for generation, where there are any."""
 
 _NO_EMBEDDINGS_OF_LAYERS = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
 

@@ -51,6 +51,6 @@ def test_what_lies_in_configs_inside_is_completed() -> None:
     assert config.attn_config.clip_qkv == 8
 
 
-@pytest.mark.parametrize(("model_type", "field", "value"), [("xlm", "causal", True), ("xlnet", "attn_type", "uni")])
+@pytest.mark.parametrize(("model_type", "field", "value"), [("xlm", "causal", True), ("xlnet", "attn_type", "bi")])
 def test_a_decoder_sees_no_later_token(model_type: str, field: str, value: object) -> None:
     assert _completed(model_type)[field] == value
