@@ -16,6 +16,7 @@ from onboard.ops import has_triton
 _READ_BYTES = {"cuda": 4 * 2**30, "cpu": 2**28}
 _MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 _REPEATS = 7
+_CALLS = {"cuda": 10, "cpu": 1}
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,13 @@ def _read_bandwidth(device: torch.device) -> float:
 
 def _quickest(work: Callable[[], object], device: torch.device) -> float:
     work()
-    return min(synchronized(work, device) for _ in range(_REPEATS))
+    return min(_each(work, device) for _ in range(_REPEATS))
+
+
+def _each(work: Callable[[], object], device: torch.device) -> float:
+    """Return the time of one of several calls in a row: on a GPU the launch of one is hidden by the one before."""
+    calls = _CALLS[device.type]
+    return synchronized(lambda: [work() for _ in range(calls)], device) / calls
 
 
 def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
@@ -85,4 +92,4 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     left, right = (torch.randn(size, size, device=device, dtype=torch.float32).to(dtype) for _ in range(2))
     for _ in range(2):
         torch.mm(left, right)
-    return 2 * size**3 / statistics.median(synchronized(lambda: torch.mm(left, right), device) for _ in range(_REPEATS))
+    return 2 * size**3 / statistics.median(_each(lambda: torch.mm(left, right), device) for _ in range(_REPEATS))

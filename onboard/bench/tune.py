@@ -30,7 +30,7 @@ from onboard.runtime.probe import plans, rmse_ratio, run_plan
 
 LEAST_GAIN = 0.02
 """A choice that is not quicker by this share is not worth a line in a configuration."""
-BUCKET_WASTE = 0.05
+BUCKET_WASTE = 0.02
 """A captured batch size is left out when padding up to the next one costs less than this share."""
 _ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Relative RMSE of logits that two ways of rounding may differ by."""

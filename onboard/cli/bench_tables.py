@@ -27,8 +27,20 @@ def show(document: dict[str, Any]) -> None:
     peers = list(dict.fromkeys(name for result in document["results"] for name in result.get("peers", {})))
     console.print(_table("decode", document["results"], peers))
     console.print(_table("prefill", document["results"], peers))
-    for fact in document["facts"]:
+    for fact in [*_missing(document["results"]), *document["facts"]]:
         console.print(Text(f"note: {fact}", style="dim"))
+
+
+def _missing(results: list[dict[str, Any]]) -> list[str]:
+    """Say why figures are missing: a shape that does not fit, a peer that failed."""
+    lines = []
+    for result in results:
+        shape = f"batch {result['max_concurrency']}, context {result['input_len']:,}"
+        if not result["fits"]:
+            lines.append(f"{shape}: {result['reason']}")
+        failed = {name: peer["error"] for name, peer in result.get("peers", {}).items() if "error" in peer}
+        lines.extend(f"{shape}: {name} failed: {error}" for name, error in failed.items())
+    return lines
 
 
 def _startup(startup: dict[str, Any]) -> Text:

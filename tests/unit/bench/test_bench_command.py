@@ -51,11 +51,13 @@ def test_random_weights_need_no_more_than_a_config(llama: Tiny, tmp_path: Path, 
     words = ["bench", str(config), "--root", str(llama.root), "--device", "cpu", "--output", str(tmp_path / "out")]
     assert main.run(words) == 2
     assert capsys.readouterr().err.endswith("is a config without weights. Add --random-weights\n")
-    sizes = ["--batch", "1", "--context", "8", "--output-len", "4", "--repeats", "1", "--compare", "hf"]
+    sizes = ["--batch", "1", "--context", "8,300", "--output-len", "4", "--repeats", "1", "--compare", "hf"]
     assert main.run([*words, "--random-weights", *sizes]) == 0
     printed = capsys.readouterr().out
     assert "floor ms" in printed
     assert "hf ms" in printed
+    assert "does not fit" in printed
+    assert "note: batch 1, context 300: sequences of 304 tokens are longer than the model's 128" in printed
     assert json.loads((tmp_path / "out" / "bench.json").read_text())["random_weights"] is True
 
 
