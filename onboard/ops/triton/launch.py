@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -55,9 +57,12 @@ def overlaps(device: torch.device) -> dict[str, bool]:
     It then calls `gdc_wait` before it touches what others write (programmatic dependent launch, from compute
     capability 9.0 on).
     """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
-        return {"OVERLAP": False}
-    return {"OVERLAP": True, "launch_pdl": True}
+    return {"OVERLAP": True, "launch_pdl": True} if _can_overlap(device) else {"OVERLAP": False}
+
+
+@cache  # asking takes longer than launching
+def _can_overlap(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def power_of_two(size: int) -> int:

@@ -133,9 +133,9 @@ def triton_fused_linear(
     """
     require_device(input)
     x = input.reshape(-1, input.shape[-1])
-    wanted = fake_fused_linear(input, weight, bias, residual, norm_weight, eps, activation).shape
-    residual = None if residual is None else residual.reshape(-1, wanted[-1])
+    outputs = len(weight) // 2 if activation else len(weight)
+    residual = None if residual is None else residual.reshape(-1, outputs)
     if norm_weight is not None and x.dtype == torch.float16:
         x, norm_weight = triton_rmsnorm(x, norm_weight, eps), None
     run = _launch if 0 < len(x) <= MOST_ROWS else _compose
-    return run(x, weight, bias, residual, norm_weight, eps, activation).view(wanted)
+    return run(x, weight, bias, residual, norm_weight, eps, activation).view(*input.shape[:-1], outputs)
