@@ -142,7 +142,7 @@ def test_exported_models(tmp_path, model_type: str) -> None:
     gm = Pipeline([each for each in pipeline if patterns or each.key not in PATTERNS]).run(run)
 
     entry = next(entry for entry in run.history if entry.key == KEY)
-    assert entry.num_matches == len(kernels(gm)) > 3
+    assert entry.num_matches == len(kernels(gm)) > 1
     assert entry.summary.endswith(f"operators in {entry.num_matches} kernels")
     assert run.facts == []
     ids, positions = random_inputs(2, 9)
