@@ -34,8 +34,7 @@ def _get_alibi_slopes(num_heads: int, device: torch.device) -> torch.Tensor:
 
 
 def dropout_add(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    out = x
-    return residual + out
+    return residual + x
 
 
 class LayerNorm(nn.LayerNorm):
@@ -46,7 +45,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class BloomAttention(nn.Module):
-    """Counterpart of the BloomAttention of transformers."""
+    """Causal self-attention, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: BloomConfig) -> None:
         super().__init__()
@@ -158,7 +157,7 @@ class BloomMLP(nn.Module):
 
 
 class BloomBlock(nn.Module):
-    """Counterpart of the BloomBlock of transformers."""
+    """One decoder layer, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: BloomConfig) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class CodeGenAttention(nn.Module):
-    """Counterpart of the CodeGenAttention of transformers."""
+    """Causal self-attention, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: CodeGenConfig) -> None:
         super().__init__()
@@ -91,9 +91,7 @@ class CodeGenAttention(nn.Module):
 
         value = self._split_heads(value, self.num_attention_heads, self.head_dim)
 
-        embed_positions = self.embed_positions
-
-        sincos = embed_positions[position_ids]
+        sincos = self.embed_positions[position_ids]
         sin, cos = torch.split(sincos, sincos.shape[-1] // 2, dim=-1)
 
         if self.rotary_dim is not None:
@@ -137,7 +135,7 @@ class CodeGenMLP(nn.Module):
 
 
 class CodeGenBlock(nn.Module):
-    """Counterpart of the CodeGenBlock of transformers."""
+    """One decoder layer, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: CodeGenConfig) -> None:
         super().__init__()
@@ -155,7 +153,7 @@ class CodeGenBlock(nn.Module):
 
 
 class CodeGenModel(nn.Module):
-    """Counterpart of the CodeGenModel of transformers."""
+    """Embedding, decoder layers and final norm."""
 
     def __init__(self, config: CodeGenConfig) -> None:
         super().__init__()
@@ -164,19 +162,19 @@ class CodeGenModel(nn.Module):
         self.ln_f = LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
         inputs_embeds = self.wte(input_ids)
 
         seq_length = inputs_embeds.shape[1]
 
         hidden_states = inputs_embeds
+        output_shape = (-1, seq_length, hidden_states.size(-1))
         for block in self.h:
-            hidden_states_before = hidden_states
-
             hidden_states = block(hidden_states, position_ids)
 
         hidden_states = self.ln_f(hidden_states)
 
-        return hidden_states.view((-1, seq_length, hidden_states_before.size(-1)))
+        return hidden_states.view(output_shape)
 
 
 class CodeGenForCausalLM(nn.Module):

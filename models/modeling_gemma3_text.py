@@ -35,6 +35,7 @@ class Gemma3RotaryEmbedding(nn.Module):
         super().__init__()
         for layer_type in sorted(set(config.layer_types) & config.rope_parameters.keys()):
             rope_type = config.rope_parameters[layer_type]["rope_type"]
+            assert rope_type != "longrope", "not covered: longrope"
             rope_init = self.default_parameters if rope_type == "default" else ROPE_INIT_FUNCTIONS[rope_type]
             inv_freq, scaling = rope_init(config, layer_type=layer_type)
             cos, sin = self.tables(inv_freq, config.max_position_embeddings, scaling)

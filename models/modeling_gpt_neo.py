@@ -23,9 +23,9 @@ class LayerNorm(nn.LayerNorm):
 
 
 class GPTNeoSelfAttention(nn.Module):
-    """Counterpart of the GPTNeoSelfAttention of transformers."""
+    """Causal self-attention, [batch, seq, hidden] to the same."""
 
-    def __init__(self, config: GPTNeoConfig, attention_type: int) -> None:
+    def __init__(self, config: GPTNeoConfig, attention_type: str) -> None:
         super().__init__()
         max_positions = config.max_position_embeddings
         bias = torch.tril(torch.ones((max_positions, max_positions), dtype=bool)).view(
@@ -111,7 +111,7 @@ class GPTNeoMLP(nn.Module):
 
 
 class GPTNeoBlock(nn.Module):
-    """Counterpart of the GPTNeoBlock of transformers."""
+    """One decoder layer, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: GPTNeoConfig, layer_id: int) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class GPTNeoBlock(nn.Module):
 
 
 class GPTNeoModel(nn.Module):
-    """Counterpart of the GPTNeoModel of transformers."""
+    """Embedding, decoder layers and final norm."""
 
     def __init__(self, config: GPTNeoConfig) -> None:
         super().__init__()
@@ -146,20 +146,20 @@ class GPTNeoModel(nn.Module):
         self.ln_f = LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
         inputs_embeds = self.wte(input_ids)
 
         position_embeds = self.wpe(position_ids)
         hidden_states = inputs_embeds + position_embeds
 
         seq_length = inputs_embeds.shape[1]
+        output_shape = (-1, seq_length, hidden_states.size(-1))
         for block in self.h:
-            hidden_states_before = hidden_states
-
             hidden_states = block(hidden_states)
 
         hidden_states = self.ln_f(hidden_states)
 
-        return hidden_states.view((-1, seq_length, hidden_states_before.size(-1)))
+        return hidden_states.view(output_shape)
 
 
 class GPTNeoForCausalLM(nn.Module):

@@ -44,7 +44,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class GPTJAttention(nn.Module):
-    """Counterpart of the GPTJAttention of transformers."""
+    """Causal self-attention, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: GPTJConfig) -> None:
         super().__init__()
@@ -75,8 +75,7 @@ class GPTJAttention(nn.Module):
             return tensor.transpose(1, 2)
 
     def _get_embed_positions(self, position_ids: torch.Tensor) -> torch.Tensor:
-        embed_positions = self.embed_positions
-        return embed_positions.repeat(position_ids.shape[0], 1, 1)
+        return self.embed_positions.repeat(position_ids.shape[0], 1, 1)
 
     def _attn(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         query = query.to(torch.float32)
@@ -150,7 +149,7 @@ class GPTJMLP(nn.Module):
 
 
 class GPTJBlock(nn.Module):
-    """Counterpart of the GPTJBlock of transformers."""
+    """One decoder layer, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: GPTJConfig) -> None:
         super().__init__()
@@ -168,7 +167,7 @@ class GPTJBlock(nn.Module):
 
 
 class GPTJModel(nn.Module):
-    """Counterpart of the GPTJModel of transformers."""
+    """Embedding, decoder layers and final norm."""
 
     def __init__(self, config: GPTJConfig) -> None:
         super().__init__()
@@ -177,19 +176,19 @@ class GPTJModel(nn.Module):
         self.ln_f = LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""
         inputs_embeds = self.wte(input_ids)
 
         seq_length = inputs_embeds.shape[1]
 
         hidden_states = inputs_embeds
+        output_shape = (-1, seq_length, hidden_states.size(-1))
         for block in self.h:
-            hidden_states_before = hidden_states
-
             hidden_states = block(hidden_states, position_ids)
 
         hidden_states = self.ln_f(hidden_states)
 
-        return hidden_states.view((-1, seq_length, hidden_states_before.size(-1)))
+        return hidden_states.view(output_shape)
 
 
 class GPTJForCausalLM(nn.Module):

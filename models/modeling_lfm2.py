@@ -158,7 +158,7 @@ class Lfm2MLP(nn.Module):
 
 
 class Lfm2DecoderLayer(nn.Module):
-    """Counterpart of the Lfm2DecoderLayer of transformers."""
+    """One decoder layer, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Lfm2Config, layer_idx: int) -> None:
         super().__init__()

@@ -85,7 +85,7 @@ class MambaMixer(nn.Module):
 
 
 class MambaBlock(nn.Module):
-    """Counterpart of the MambaBlock of transformers."""
+    """One decoder layer, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: MambaConfig) -> None:
         super().__init__()

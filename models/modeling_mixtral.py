@@ -123,8 +123,7 @@ class MixtralTopKRouter(nn.Module):
         router_probs = torch.nn.functional.softmax(router_logits.float(), dim=-1)
         router_top_value, router_indices = torch.topk(router_probs, self.top_k, dim=-1)
         router_top_value /= router_top_value.sum(dim=-1, keepdim=True)
-        router_scores = router_top_value
-        return router_logits, router_scores, router_indices
+        return router_logits, router_top_value, router_indices
 
 
 class MixtralExpert(nn.Module):

@@ -225,6 +225,7 @@ class Qwen2MoeModel(nn.Module):
         )
         self.norm = Qwen2MoeRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen2MoeRotaryEmbedding(config)
+        assert "sliding_attention" not in config.layer_types, "covered only with 'sliding_attention' not in layer_types"
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq]."""

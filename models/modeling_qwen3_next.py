@@ -328,7 +328,7 @@ class Qwen3NextSparseMoeBlock(nn.Module):
 
 
 class Qwen3NextDecoderLayer(nn.Module):
-    """Counterpart of the Qwen3NextDecoderLayer of transformers."""
+    """One decoder layer, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Qwen3NextConfig, layer_idx: int) -> None:
         super().__init__()

@@ -201,7 +201,8 @@ def _distinct_shapes(loop: ast.For) -> int:
 def _cached_decode(subject: Subject) -> Outcome:
     """What the cached graph generates is compared with Hugging Face's logits of the whole text."""
     test = _tests(subject).get("test_cached_decode")
-    made = _calls(subject, "llm.generate", inside=test) if test else []
+    ways = ("llm.generate", "continue_distinct")
+    made = [call for way in ways for call in _calls(subject, way, inside=test)] if test else []
     reference = _calls(subject, "pair.expected", inside=test) if test else []
     return require(subject.test, made if reference else [], "no test_cached_decode against whole texts")
 

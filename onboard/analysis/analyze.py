@@ -21,7 +21,9 @@ from onboard.analysis.masks import mask_makers
 from onboard.analysis.own_cache import cache_notes
 from onboard.analysis.positions import first_position
 from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
+from onboard.analysis.repeated import repeated_tokens
 from onboard.analysis.repository_source import survey_code
+from onboard.analysis.scan_modules import probe_scan_module
 from onboard.analysis.source import location, module_source, sources_hash, sources_of
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, RepositoryCode, Trait
 from onboard.analysis.tiny import (
@@ -125,7 +127,8 @@ def _spec(
         config=dict(config),
         traits=traits(text_config(full), tiny, recordings[0], blocks)
         | position_bias(recordings[0])
-        | _positions(full, tiny),
+        | _positions(full, tiny)
+        | _repeated(tiny, recordings[0]),
         blocks=blocks,
         layer_kinds=kinds,
         eager=eager,
@@ -139,6 +142,11 @@ def _positions(config: PretrainedConfig, tiny: nn.Module) -> dict[str, Trait]:
         return {"positions": _COUNTED}
     first = first_position(config)
     return {"first_position": first} if first is not None else {}
+
+
+def _repeated(tiny: nn.Module, recording: Recording) -> dict[str, Trait]:
+    found = repeated_tokens(tiny) if recording.attention else None
+    return {} if found is None else {"repeated_tokens": found}
 
 
 def count_parameters(config: PretrainedConfig) -> int:
@@ -236,6 +244,8 @@ def _classify(
     calls = recording.modules.get(path, [])
     if module is model:
         return probe.Finding("causal_lm")
+    if (found := probe_scan_module(module, calls)) is not None:
+        return found
     if path in attention:
         return _attention(module)
     if calls and all(probe.probe_rotary(call.output) for call in calls):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,7 +94,7 @@ def probe_scan(call: HelperCall) -> Finding | None:
     for op, form in FORMS.items():
         if not form.parameters <= call.arguments.keys() or not _is_plain(form, call.arguments):
             continue
-        errors = [_error(form, call.function, {**call.arguments, **other}) for other in ({}, *form.settings)]
+        errors = [scan_error(form, call.function, {**call.arguments, **other}) for other in ({}, *form.settings)]
         if all(error < TOLERANCE for error in errors):
             return Finding("scan", {"op": op}, [f"probe: {op} fits with rmse ratio {max(errors):.1e}"])
     return None
@@ -107,10 +107,13 @@ def _is_plain(form: Form, arguments: dict[str, Any]) -> bool:
     )
 
 
-def _error(form: Form, helper: Callable[..., Any], arguments: dict[str, Any]) -> float:
+def scan_error(
+    form: Form, helper: Callable[..., Any], arguments: dict[str, Any], ignored: Collection[str] = ()
+) -> float:
+    """Return how far a helper, which has no arguments `ignored`, is from what a form says."""
     turned = {key: _turn(value) if key in form.turned else value for key, value in arguments.items()}
     try:
-        output = helper(**arguments)
+        output = helper(**{key: value for key, value in arguments.items() if key not in ignored})
         actual = eval(form.expression, {"torch": torch}, turned)
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return float("inf")  # another function with these parameters

@@ -13,6 +13,8 @@ from onboard.analysis.few_experts import DENSE_LAYERS
 from onboard.analysis.tiny_mixers import attends_in_blocks
 
 _COUNTS = ("num_hidden_layers", "num_layers")
+_OTHER_COUNTS = ("num_blocks",)
+"""Fields that, where they have the number of layers, count the same layers once more."""
 _LAST_LAYERS = ("num_kv_shared_layers",)
 """Fields that say how many of the last layers are of another kind."""
 _VIEWS = ("layer_types", "layers_block_type", "kv_sharing_modes")
@@ -52,11 +54,12 @@ def read_layers(config: PretrainedConfig, values: Mapping[str, Any]) -> Layers |
     count = values[key] if key in values else getattr(config, keys[0], None)
     if type(count) is not int:
         return None
+    of_layers = _of_layers(config, key, values, count)
     indices = {name: [i - (name in _FROM_ONE) for i in value] for name, value in values.items() if _names(name, value)}
     return Layers(
         key=key,
         count=count,
-        lists={name: value for name, value in values.items() if name not in indices and _is_list(value, count)},
+        lists={name: value for name, value in values.items() if name in of_layers and name not in indices},
         views={name: view for name in _VIEWS if (view := _view(config, name, count))},
         indices=indices,
         firsts={name: value for name in DENSE_LAYERS if type(value := values.get(name)) is int},
@@ -64,6 +67,20 @@ def read_layers(config: PretrainedConfig, values: Mapping[str, Any]) -> Layers |
         overrides={int(index): fields for index, fields in values.get("per_layer_config", {}).items()},
         periods=[value for name, value in values.items() if type(value) is int and _PERIOD.fullmatch(name)],
     )
+
+
+def _of_layers(config: PretrainedConfig, key: str, values: Mapping[str, Any], count: int) -> set[str]:
+    """Return the fields with a value for each layer, not those that have as many by chance, as the defaults show."""
+    lists = {name for name, value in values.items() if _is_list(value, count)}
+    defaults = {} if getattr(config, "has_no_defaults_at_init", False) else type(config)().to_dict()
+    usual = defaults.get(key)
+    if type(usual) is not int or usual == count:
+        return lists
+    return {name for name in lists if not _is_sized(defaults.get(name)) or len(defaults[name]) == usual}
+
+
+def _is_sized(value: object) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0
 
 
 def _view(config: PretrainedConfig, name: str, count: int) -> Sequence[Any]:
@@ -102,6 +119,7 @@ def cut_layers(layers: Layers, values: dict[str, Any], kept: list[int]) -> None:
     """Leave what the fields say of the layers in `kept`."""
     if layers.key in values:  # some configs count a list's entries instead
         values[layers.key] = len(kept)
+    values |= {name: len(kept) for name in _OTHER_COUNTS if values.get(name) == layers.count}
     for name in layers.lists:
         values[name] = [values[name][index] for index in kept]
     for name, indices in layers.indices.items():

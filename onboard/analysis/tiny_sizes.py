@@ -49,6 +49,8 @@ _SIZES = {
     "decoder_attention_heads": HEADS,
     "encoder_layers": 2,
     "decoder_layers": 2,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
     "word_embed_proj_dim": HIDDEN,
     "embedding_dim": HIDDEN,
     "backbone_hidden_size": HIDDEN,
@@ -150,7 +152,7 @@ def _resized(values: Mapping[str, Any], name: str, size: int) -> dict[str, Any]:
 
 
 def _kv_heads(kv_heads: int, heads: int | None) -> int:
-    return {heads: HEADS, 1: 1}.get(kv_heads, HEADS // 2)
+    return {1: 1, heads: HEADS}.get(kv_heads, HEADS // 2)  # of one head alone: as many keys as queries
 
 
 def _head_dim(

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from onboard.cli import check, demo, doctor, model, plan, status, sweep, verify
+from onboard.cli import bench, check, demo, doctor, model, plan, status, sweep, tune, verify
 from onboard.cli import run as run_command
 from onboard.cli.group import DEFAULT, DefaultCommandGroup
 from onboard.errors import OnboardError
@@ -29,6 +29,8 @@ app.command(DEFAULT)(model.onboard)
 app.command("run")(run_command.run)
 app.command("verify")(verify.verify)
 app.command("plan")(plan.plan)
+app.command("bench")(bench.bench)
+app.command("tune")(tune.tune)
 app.command("sweep")(sweep.sweep)
 app.command("check")(check.check)
 app.command("status")(status.status)

@@ -13,7 +13,7 @@ from torch import nn
 import onboard
 from onboard.analysis.repository import PACKAGE
 from onboard.analysis.source import find_method, module_source
-from onboard.analysis.spec import ModelSpec
+from onboard.analysis.spec import Block, ModelSpec
 from onboard.analysis.tiny import build_tiny, load_config, one_line
 from onboard.codegen.config_class import plain_config_class
 from onboard.codegen.docstrings import class_docstring, method_docstring
@@ -104,11 +104,13 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     recognised = {b.class_name: Recognised(b.kind, b.parameters) for b in spec.blocks if b.kind in kinds}
     ropes = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "rope"}
     dims = {b.class_name: int(b.parameters["unsqueeze_dim"]) for b in spec.blocks if "unsqueeze_dim" in b.parameters}
+    modules = {b.class_name: b.parameters for b in spec.blocks if b.kind == "scan_module"}
     scans = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "scan"}
     latents = {b.class_name: b.parameters for b in spec.blocks if b.kind == "attention" and b.parameters.get("expand")}
     bias = spec.traits.get("position_bias")
     alibi = bias is not None and bias.value == "alibi"
     translator = Translator(model, recognised, ropes, scans, latents, dims, spec.eager, alibi=alibi)
+    translator.scan_modules |= modules
     tables = {b.class_name: b.parameters.get("table_dims") for b in spec.blocks if b.kind == "rope"}
     translator.rope_tables |= {name: int(dims) for name, dims in tables.items() if dims is not None}
     for block in (b for b in spec.blocks if b.kind == "loop"):
@@ -160,7 +162,7 @@ def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
     if recognised is not None and recognised.kind == "rotary":
         return _rotary(item, recognised, spec, translator)
     block = next((b for b in spec.blocks if b.class_name == item.name), None)
-    kind = block.kind if block else "other"
+    kind = _role(item, block, spec)
     methods = [
         {
             "name": method.name,
@@ -182,6 +184,20 @@ def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
     if recognised is not None and experts.is_separate(recognised):
         return f"{experts.expert_text(item.name, recognised.parameters)}\n\n\n{text}"
     return text
+
+
+def _role(item: ClassText, block: Block | None, spec: ModelSpec) -> str:
+    """Return what a class is, for its docstring: its block's kind or, where its attention is written out, its place."""
+    forward = next((method for method in item.methods if method.name == "forward"), None)
+    if block is None or forward is None or block.kind not in ("other", "decoder_layer", "model"):
+        return block.kind if block else "other"
+    layers = [kind.path for kind in spec.layer_kinds]
+    if block.path in layers:
+        return "decoder_layer"
+    if all(f"{word}: torch.Tensor" in forward.signature for word in ("input_ids", "position_ids")):
+        return "model" if any(path.startswith(f"{block.path}.") for path in layers) else "other"
+    attends = any("torch.ops.onboard.torch_attention(" in method.body for method in item.methods)
+    return "attention" if attends and "hidden_states" in forward.signature else "other"
 
 
 _USUAL_ROTARY = {"some_types": False, "partly": False, "own_sizes": False}

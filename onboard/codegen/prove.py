@@ -77,7 +77,11 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
 
 def _stands_alone(source_text: str, spec: ModelSpec) -> None:
     """Refuse a file that imports what it is to be compared with, which would prove nothing."""
-    for node in ast.walk(ast.parse(source_text)):
+    try:
+        tree = ast.parse(source_text)
+    except SyntaxError as error:
+        raise OnboardError(f"the model file does not load: {one_line(error)}") from error
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == spec.hf_module:
             raise OnboardError(f"the generated file imports {node.module}, which it is compared with")
 
@@ -89,7 +93,10 @@ def _registered(source_text: str, spec: ModelSpec) -> Iterator[type[nn.Module]]:
         path = Path(folder) / f"modeling_{Path(folder).name}.py"
         path.write_text(source_text, encoding="utf-8")
         loaded = set(sys.modules)
-        modeling.load_model_file(path)
+        try:
+            modeling.load_model_file(path)
+        except Exception as error:
+            raise OnboardError(f"the model file does not load: {one_line(error)}") from error
         try:
             yield modeling.registered_model(spec.config_class)
         finally:

@@ -27,6 +27,7 @@ _BATCH, _LENGTH = 2, 24
 # Prompts lie on both sides of the position at which RoPE that scales with length switches.
 _STARTS = (0, ORIGINAL_POSITIONS + 1)
 _PROMPT_LENGTHS = (3, 17, 1, ORIGINAL_POSITIONS + 6)
+_NEW_TOKENS = 32
 
 _KINDS = {
     "embedding": "embedding",
@@ -39,7 +40,7 @@ _KINDS = {
     "attention": "attention",
 }
 """Kinds of the spec, in the order in which their tests come (what others are made of first) -> kind in the test."""
-_CONTAINERS = {"decoder_layer", "model", "causal_lm"}
+_NO_BLOCKS = {"decoder_layer", "model", "causal_lm", "scan_module"}
 _GPU_LIMITS = {
     "embedding": 0.01,
     "rotary": 0.01,
@@ -86,6 +87,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
         config_module="transformers" if hasattr(transformers, spec.config_class) else type(config).__module__,
         counted="positions" in spec.traits,
         first_position=first_position_expression(spec, "CONFIG"),
+        distinct="repeated_tokens" in spec.traits,
         layers=layers,
         blocks=blocks,
         eager=spec.eager,
@@ -95,6 +97,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
         length=_LENGTH,
         starts=_STARTS,
         prompt_lengths=_PROMPT_LENGTHS,
+        new_tokens=_NEW_TOKENS,
     )
     return format_python(source)
 
@@ -155,9 +158,9 @@ def _blocks(spec: ModelSpec, model: nn.Module, layers: dict[str, str]) -> dict[s
     """Path -> kind of each block in those layers and outside of layers, what others are made of first.
 
     A module that transformers itself does not call when it runs as a causal language model has nothing to compare, nor
-    has a part of experts, which run together in one op.
+    has a part of experts, which run together in one op, nor a module that is an op of the block it lies in.
     """
-    kinds = {block.class_name: block.kind for block in spec.blocks if block.kind not in _CONTAINERS}
+    kinds = {block.class_name: block.kind for block in spec.blocks if block.kind not in _NO_BLOCKS}
     named = [(path, name) for path, name in _class_names(model, layers, spec.eager) if path not in spec.never_called]
     whole = tuple(f"{path}." for path, name in named if kinds.get(name) == "experts")
     found = {path: kinds[name] for path, name in named if name in kinds and not path.startswith(whole)}

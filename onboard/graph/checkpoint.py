@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -49,6 +49,8 @@ class TensorMeta:
     shape: tuple[int, ...]
     dtype: torch.dtype
     nbytes: int
+    offset: int = field(default=0, compare=False)
+    """Where its data begin, in bytes from the file's start."""
 
 
 class Checkpoint:
@@ -76,6 +78,10 @@ class Checkpoint:
             return self._open_files[key].get_tensor(name)  # type: ignore[no-any-return]
         except (SafetensorError, OSError) as error:
             raise OnboardError(f"{file.name} cannot be read: {error}", hint=_FETCH_AGAIN) from error
+
+    def place(self, name: str) -> tuple[Path, TensorMeta]:
+        """Return the file that holds a tensor, and where and how it does."""
+        return self._tensors[name]
 
     @cached_property
     def _tensors(self) -> dict[str, tuple[Path, TensorMeta]]:
@@ -126,7 +132,7 @@ def read_header(path: Path) -> dict[str, TensorMeta]:
     try:
         entries = json.loads(header)
         entries.pop("__metadata__", None)
-        tensors = {name: _entry(entry) for name, entry in entries.items()}
+        tensors = {name: _entry(entry, 8 + length) for name, entry in entries.items()}
         end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     except _MALFORMED as error:
         raise OnboardError(f"{path.name} has a damaged header ({error})", hint=_FETCH_AGAIN) from error
@@ -136,14 +142,14 @@ def read_header(path: Path) -> dict[str, TensorMeta]:
     return tensors
 
 
-def _entry(entry: Mapping[str, Any]) -> TensorMeta:
+def _entry(entry: Mapping[str, Any], data: int) -> TensorMeta:
     if entry["dtype"] not in _DTYPES:
         raise ValueError(f"dtype {entry['dtype']} is not supported")
     shape, dtype = tuple(map(int, entry["shape"])), _DTYPES[entry["dtype"]]
     begin, end = entry["data_offsets"]
     if min((*shape, begin), default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"shape {list(shape)} does not fit {end - begin} bytes of {entry['dtype']}")
-    return TensorMeta(shape, dtype, end - begin)
+    return TensorMeta(shape, dtype, end - begin, data + begin)
 
 
 def _what_instead(folder: Path) -> str:

@@ -31,6 +31,8 @@ class HistoryEntry:
     memory_delta: int
     """Bytes: allocated CUDA memory on a GPU, resident memory of the process elsewhere."""
     error: str | None = None
+    from_cache: bool = False
+    """It was done in an earlier start: the graph was taken from the cache."""
     summary: str = ""
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-from transformers.core_model_loading import Chunk, Concatenate, WeightConverter
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,11 @@ def converted(
     `identifiers` are class names and a model type, the first that transformers knows counts; `rename` is what
     transformers renames checkpoint tensors to.
     """
+    if not wanted:
+        return {}
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
     declared = (get_checkpoint_conversion_mapping(identifier) for identifier in identifiers)
     rules = [rule for rule in next(filter(None, declared), ()) if isinstance(rule, WeightConverter)]
     renamed = {rename(name): name for name in available}
@@ -50,8 +54,10 @@ def converted(
     return found
 
 
-def _sources(name: str, rule: WeightConverter) -> Iterator[Source]:
+def _sources(name: str, rule: Any) -> Iterator[Source]:
     """Yield where a rule would take a parameter from; nothing for rules of other kinds."""
+    from transformers.core_model_loading import Chunk, Concatenate
+
     if len(rule.operations) != 1:
         return
     (operation,), sources, targets = rule.operations, rule.source_patterns, rule.target_patterns

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.export import Dim
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -20,6 +19,7 @@ from onboard.config import Mode, deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.architecture import causal_lm_class, decoder_config, text_config
+from onboard.graph.windows import windowless_layer
 from onboard.modeling import (
     CausalLMOutput,
     first_position,
@@ -105,7 +105,7 @@ class ModelFactory:
         """
         if self.mode != "graph":
             return 0
-        load_model_file(self._model_file())
+        load_model_file(self.model_file())
         return first_position(self.config)
 
     def build_model(self, device: str = "meta") -> nn.Module:
@@ -125,18 +125,23 @@ class ModelFactory:
 
     def dynamic_shapes(self) -> dict[str, dict[int, Any]]:
         """Return which dimensions of the example inputs are dynamic: batch and sequence."""
+        from torch.export import Dim
+
         return {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in self.example_inputs()}
 
     def _generated_class(self) -> type[nn.Module]:
-        load_model_file(self._model_file())
+        load_model_file(self.model_file())
         return registered_model(type(self.config).__name__)
 
     def _generated_model(self) -> nn.Module:
         try:
-            return self._generated_class()(self.config)
+            model = self._generated_class()(self.config)
+            layer = windowless_layer(model, self.text_config)
+            assert layer is None, f"the attention of layer {layer} has no window, and the layer's type has one"
+            return model
         except AssertionError as error:  # the file says what it does not cover
             raise OnboardError(
-                f"{self._model_file().name} does not serve this model: {error}",
+                f"{self.model_file().name} does not serve this model: {error}",
                 hint="Onboard the model, which makes a file that does",
             ) from error
 
@@ -153,7 +158,8 @@ class ModelFactory:
             model = own._from_config(self.config, dtype=self.dtype, attn_implementation="eager")
         return model.eval().requires_grad_(False)
 
-    def _model_file(self) -> Path:
+    def model_file(self) -> Path:
+        """Return the generated file that serves the config's model type."""
         path = content_path("models", f"modeling_{self.config.model_type}.py", root=self.root)
         if not path.is_file():
             raise OnboardError(f"there is no model file {path.name}", hint="Onboard the model first")

@@ -27,6 +27,12 @@ def nodes_of(gm: fx.GraphModule, *targets: Target) -> list[fx.Node]:
     return [node for node in gm.graph.nodes if is_op(node, *targets)]
 
 
+def op_name(node: fx.Node) -> str:
+    """Return the name of the operator that a node calls, without its overload, "" when it calls none."""
+    packet = getattr(node.target, "overloadpacket", None) if node.op == "call_function" else None
+    return packet.__name__ if packet is not None else ""
+
+
 def arguments(node: fx.Node) -> dict[str, Any]:
     """Return all arguments of an operator call by schema name, defaults filled in."""
     assert isinstance(node.target, OpOverload), f"{node} does not call an operator"
@@ -39,6 +45,12 @@ def arguments(node: fx.Node) -> dict[str, Any]:
         else:
             values[argument.name] = argument.default_value
     return values
+
+
+def writes(node: fx.Node) -> bool:
+    """Tell whether a node's operator writes to one of its arguments."""
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
 
 
 def only_user(node: fx.Node) -> fx.Node | None:

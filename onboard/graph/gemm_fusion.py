@@ -16,7 +16,13 @@ from onboard.graph.weights import ParameterNames, further_names, join_parameters
 
 aten = torch.ops.aten
 LINEARS = (aten.linear.default, torch.ops.onboard.torch_linear_simple.default)
-_PROJECTIONS = (*LINEARS, torch.ops.onboard.torch_swiglu_mlp, torch.ops.onboard.torch_fused_swiglu_mlp)
+_PROJECTIONS = (
+    *LINEARS,
+    torch.ops.onboard.torch_swiglu_mlp,
+    torch.ops.onboard.torch_fused_swiglu_mlp,
+    torch.ops.onboard.torch_moe,
+    torch.ops.onboard.torch_moe_fused,
+)
 _VIEWS = (aten.view, aten.transpose, aten.permute, aten.unsqueeze, aten.squeeze, aten.slice, aten.narrow)
 
 

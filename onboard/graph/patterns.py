@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onboard.graph.fx import Target, arguments, is_op
 
@@ -172,6 +171,8 @@ def dtype(node: fx.Node) -> torch.dtype:
 
 def same_shape(left: fx.Node, right: fx.Node) -> bool:
     """Tell whether two nodes' values have the same shape for all sizes of the dynamic dimensions."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports a computer algebra system
+
     one, other = left.meta["val"].shape, right.meta["val"].shape
     return len(one) == len(other) and all(statically_known_true(a == b) for a, b in zip(one, other, strict=True))
 

@@ -11,8 +11,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import yaml
@@ -26,10 +27,12 @@ from onboard.graph.cleanup import clean_up
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.dump import dump
 from onboard.graph.fx import copy_graphs, graph_modules, set_submodule
+from onboard.graph.graph_cache import Done, GraphCache, KeptRun
 from onboard.graph.invariants import check_stage
 from onboard.graph.shapes import propagate_shapes
 from onboard.graph.transform import BaseTransform, Stages, TransformInfo, get_transform, transform_keys
 
+T = TypeVar("T")
 Observer = Callable[[str, nn.Module, TransformContext], None]
 
 log = logging.getLogger("onboard.pipeline")
@@ -83,6 +86,37 @@ def _configured(key: str, fields: Mapping[str, Any]) -> BaseTransform[Any]:
         raise UsageError(f"transform {key}: field {field!r}: {first['msg']}, got {first['input']!r}") from error
 
 
+_NOTICEABLE = 0.05  # seconds
+
+CACHE_ENTRIES = ("find_kept_graph", "keep_graph")
+"""What the history calls the time that the cache takes."""
+
+
+def _timed(key: str, context: TransformContext, work: Callable[[], T]) -> T:
+    """Run a step of the cache and put it into the history."""
+    start = time.perf_counter()
+    result = work()
+    seconds = time.perf_counter() - start
+    found = isinstance(result, KeptRun) and result.is_restored
+    context.history.append(HistoryEntry(key, "cache", True, not found, int(found), seconds, True, True, 0))
+    return result
+
+
+def _check(stage: Stages, module: nn.Module, context: TransformContext) -> None:
+    """Check a finished stage; a check that takes a while has an entry in the history, before its last transform's."""
+    start = time.perf_counter()
+    check_stage(stage, module, context)
+    if (seconds := time.perf_counter() - start) > _NOTICEABLE:
+        entry = HistoryEntry(f"check_{stage.value}", stage.value, True, False, 0, seconds, True, True, 0)
+        context.history.insert(len(context.history) - 1, entry)
+
+
+def _entry_from_cache(transform: BaseTransform[Any], done: Done) -> HistoryEntry:
+    config = transform.config
+    stage, skipped, matches = config.stage.value, done.skipped, done.num_matches
+    return HistoryEntry(transform.key, stage, config.enabled, skipped, matches, 0.0, True, True, 0, from_cache=True)
+
+
 @dataclass
 class _State:
     """The module on its way through the pipeline, and what still holds for its graphs."""
@@ -100,23 +134,43 @@ class Pipeline:
     """
 
     def __init__(
-        self, transforms: Sequence[BaseTransform[Any]], *, dump_dir: Path | None = None, strict: bool = False
+        self,
+        transforms: Sequence[BaseTransform[Any]],
+        *,
+        dump_dir: Path | None = None,
+        strict: bool = False,
+        cache: GraphCache | None = None,
     ) -> None:
         self.transforms = list(transforms)
         self.dump_dir = dump_dir
         self.strict = strict
+        self.cache = cache
 
     def run(self, context: TransformContext, observer: Observer | None = None) -> nn.Module:
-        """Run all transforms and return the final module; `observer` is called after each enabled one."""
-        state = _State(nn.Module())
+        """Run all transforms and return the final module; `observer` is called after each enabled one.
+
+        With a `cache`, and nobody who looks at the steps between, a graph that was made before is taken from there.
+        """
+        state, kept = _State(nn.Module()), None
+        if self.cache is not None and observer is None and self.dump_dir is None and not self.strict:
+            kept = _timed(CACHE_ENTRIES[0], context, partial(KeptRun, self.cache, self.transforms, context))
+            state.module = kept.module
         for index, transform in enumerate(self.transforms):
             facts = len(context.facts)
+            if kept is not None and (done := kept.done_before(transform)) is not None:
+                context.history.append(_entry_from_cache(transform, done))
+                continue
+            if kept is not None and kept.is_due(index):
+                _timed(CACHE_ENTRIES[1], context, partial(kept.keep, state.module))
             self._run_one(transform, state, context)
-            if self._ends_stage(index):
-                check_stage(transform.config.stage, state.module, context)
+            acted = len(context.facts)
+            if self._ends_stage(index) and (kept is None or not kept.is_restored):
+                _check(transform.config.stage, state.module, context)
             if transform.config.enabled:
                 self._dump(f"{index:02d}_{transform.config.stage.value}_{transform.key}", state.module, transform)
             self._refuse_facts(transform, context.facts[facts:])
+            if kept is not None:
+                kept.note(transform, context.history[-1], context.facts[acted if transform.acts else facts :])
             if observer is not None and transform.config.enabled:
                 observer(transform.key, state.module, context)
         return state.module

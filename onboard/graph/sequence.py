@@ -343,6 +343,11 @@ class CachedSequenceInterface:
         """The pages of the first group, the only one of most models."""
         return self.groups[0].allocator
 
+    def forget(self) -> None:
+        """Put ones in place of all that the caches hold, which nobody may need any more."""
+        for cache in self.caches.values():
+            cache.fill_(1)
+
     @property
     def has_states(self) -> bool:
         """Whether some caches hold recurrent states."""

@@ -75,6 +75,9 @@ class BaseTransform(ABC, Generic[C]):
     """
 
     key: ClassVar[str]
+    acts: ClassVar[bool] = False
+    """It does something beside the graph, which stays as it is (it loads, allocates, captures): it also runs when a
+    graph that was transformed before is taken from the cache. All others see no values of weights."""
     config_class: ClassVar[type[TransformConfig]] = TransformConfig
 
     def __init__(self, config: C) -> None:

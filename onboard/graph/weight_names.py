@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from torch import nn
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping, get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming
 
 from onboard.graph.checkpoint import TensorMeta
 
@@ -23,21 +22,39 @@ def declared_renaming(identifiers: Sequence[str]) -> Callable[[str], str]:
     `identifiers` are class names and a model type; the first one that transformers knows counts. Conversions that also
     change values (stacked experts) are none of ours: model files follow the checkpoint there.
     """
-    declared = (get_checkpoint_conversion_mapping(identifier) for identifier in identifiers)
-    return _renaming(next(filter(None, declared), ()))
+
+    def declared() -> Iterable[object]:
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+        return next(filter(None, map(get_checkpoint_conversion_mapping, identifiers)), ())
+
+    return _renaming(declared)
 
 
 def module_renaming(model: nn.Module) -> Callable[[str], str]:
     """Return how transformers renames a checkpoint's tensors for its own `model`, by the rules of all its parts."""
-    own: Any = model
-    return _renaming(get_model_conversion_mapping(own))
+
+    def declared() -> Iterable[object]:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        own: Any = model
+        rules: list[object] = get_model_conversion_mapping(own)
+        return rules
+
+    return _renaming(declared)
 
 
-def _renaming(rules: Iterable[object]) -> Callable[[str], str]:
-    renamings = [each for each in rules if isinstance(each, WeightRenaming)]
+def _renaming(declared: Callable[[], Iterable[object]]) -> Callable[[str], str]:
+    """Return the renaming by the declared rules, which are looked up only when a name asks for them."""
+
+    @cache
+    def renamings() -> list[Any]:
+        from transformers.core_model_loading import WeightRenaming
+
+        return [each for each in declared() if isinstance(each, WeightRenaming)]
 
     def rename(name: str) -> str:
-        for renaming in renamings:
+        for renaming in renamings():
             name, _ = renaming.rename_source_key(name)
         return name
 

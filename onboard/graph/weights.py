@@ -7,7 +7,8 @@ straight into its slice of the joined parameter, so that no moment needs memory 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +29,18 @@ class Joined:
 
     parts: tuple[Part, ...]
     dim: int
+    stacked: bool = False
+    """The parameter has a dimension more than its parts, in front: they fill it one after the other."""
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A parameter that was computed from others after these were loaded."""
+
+    sources: dict[str, tuple[list[int], torch.dtype]]
+    """Their names, with shapes and dtypes."""
+    calls: list[Any]
+    """The expression, as nodes in the form of a saved graph."""
 
 
 @dataclass
@@ -35,6 +48,7 @@ class WeightPlan:
     """What `load_weights` cannot read off the parameters' names; kept in `gm.meta["weight_plan"]`."""
 
     joins: dict[str, Joined] = field(default_factory=dict)
+    folds: dict[str, Folded] = field(default_factory=dict)
 
     def parts(self, name: str) -> list[str]:
         """Return the checkpoint names that fill parameter `name`."""
@@ -55,7 +69,8 @@ class WeightPlan:
             yield name, tensor
             return
         join = self.joins[name]
-        views = torch.split(tensor, [part.size for part in join.parts], join.dim)
+        whole = tensor.flatten(0, 1) if join.stacked else tensor
+        views = torch.split(whole, [part.size for part in join.parts], join.dim)
         yield from zip((part.source for part in join.parts), views, strict=True)
 
 
@@ -102,6 +117,20 @@ def delete_parameter(module: nn.Module, name: str) -> None:
     delattr(module.get_submodule(path), leaf)
 
 
+def mark_loaded(parameter: nn.Parameter) -> None:
+    """Note that a parameter has the values that the plan says, and nothing else until it is written to.
+
+    Of a tensor that was made in inference mode nobody knows when it is written to: it is never as loaded.
+    """
+    if not parameter.is_inference():
+        parameter.loaded_version = parameter._version  # type: ignore[attr-defined]
+
+
+def is_as_loaded(parameter: nn.Parameter) -> bool:
+    """Tell whether a parameter still has the values that the plan says."""
+    return not parameter.is_inference() and getattr(parameter, "loaded_version", None) == parameter._version
+
+
 def join_parameters(gm: GraphModule, name: str, parts: Sequence[str | int], dim: int = 0) -> str:
     """Replace the parameters in `parts` by one named `name`, their concatenation along `dim`; return `name`.
 
@@ -116,12 +145,32 @@ def join_parameters(gm: GraphModule, name: str, parts: Sequence[str | int], dim:
     joined = torch.empty(shape, dtype=first.dtype, device=first.device)
     plan = weight_plan(gm)
     plan.joined(name, [Part(p if isinstance(p, str) else None, s) for p, s in zip(parts, sizes, strict=True)], dim)
-    for parameter, view in zip(old, torch.split(joined, sizes, dim), strict=True):
-        view.zero_() if parameter is None else view.copy_(parameter.detach())
+    for each, view in zip(old, torch.split(joined, sizes, dim), strict=True):
+        view.zero_() if each is None else view.copy_(each.detach())
     for part in parts:
         if isinstance(part, str):
             delete_parameter(gm, part)
-    set_parameter(gm, name, nn.Parameter(joined, requires_grad=False))
+    parameter = nn.Parameter(joined, requires_grad=False)
+    if all(each is None or is_as_loaded(each) for each in old):
+        mark_loaded(parameter)
+    set_parameter(gm, name, parameter)
+    return name
+
+
+def stack_parameters(gm: GraphModule, name: str, groups: Sequence[Sequence[str]]) -> str:
+    """Replace parameters by one named `name`, whose entry i is those in `groups[i]`, one after the other; return it.
+
+    All groups are alike in shape. Otherwise as `join_parameters`.
+    """
+    join_parameters(gm, name, [part for group in groups for part in group])
+    joined = gm.get_parameter(name)
+    flat = joined.detach()
+    stacked = nn.Parameter(flat.view(len(groups), -1, *flat.shape[1:]), requires_grad=False)
+    if is_as_loaded(joined):
+        mark_loaded(stacked)
+    set_parameter(gm, name, stacked)
+    joins = weight_plan(gm).joins
+    joins[name] = replace(joins[name], stacked=True)
     return name
 
 

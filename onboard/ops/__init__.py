@@ -30,7 +30,12 @@
 | `torch_cached_causal_conv1d` | `cached_causal_conv.py` |
 | `torch_cached_ssm`, `torch_cached_selective_scan` | `cached_ssm.py` |
 | `torch_cached_gated_delta_rule`, `torch_cached_delta_rule` | `cached_delta_rule.py` |
-| `torch_fused_add_rmsnorm`, `torch_silu_and_mul`, `torch_rope_cached`, `torch_fused_swiglu_mlp` | `fused.py` |
+| `torch_fused_add_rmsnorm`, `torch_silu_and_mul`, `torch_fused_swiglu_mlp` | `fused.py` |
+| `torch_rope_cached`, `torch_norm_rope`, `torch_fused_linear` | `fused.py` |
+| `torch_fused_rmsnorm_gated` | `fused_gated_norm.py` |
+| `torch_wide_rmsnorm`, `torch_fused_add_wide_rmsnorm` | `wide_norm.py` |
+| `torch_moe_fused` | `fused_moe.py` |
+| `torch_moe_router` | `router.py` |
 | `torch_pointwise` | `pointwise_op.py` |
 | `triton_cached_attention` | `triton/cached_attention.py` |
 | `triton_cached_mla` | `triton/cached_mla.py` |
@@ -38,10 +43,15 @@
 | `triton_cached_ssm`, `triton_cached_selective_scan` | `triton/cached_ssm.py` |
 | `triton_cached_gated_delta_rule`, `triton_cached_delta_rule` | `triton/cached_delta_rule.py` |
 | `triton_rmsnorm`, `triton_fused_add_rmsnorm` | `triton/rmsnorm.py` |
+| `triton_wide_rmsnorm`, `triton_fused_add_wide_rmsnorm` | `triton/wide_norm.py` |
 | `triton_silu_and_mul` | `triton/silu_mul.py` |
-| `triton_rope_cached` | `triton/rope.py` |
+| `triton_rope_cached`, `triton_norm_rope` | `triton/rope.py` |
 | `triton_fused_swiglu_mlp` | `triton/swiglu.py` |
+| `triton_fused_rmsnorm_gated` | `triton/rmsnorm_gated.py` |
+| `triton_moe_fused` | `triton/moe.py` |
+| `triton_moe_router` | `triton/router.py` |
 | `triton_pointwise` | `triton/pointwise.py` |
+| `triton_fused_linear` | `triton/linear.py` |
 
 A `torch_*` op is the reference: it runs anywhere and says what the op means. The `triton_*` op of the same name has the
 same arguments; it is there when the package triton is (`has_triton`), and needs a CUDA device, or Triton's interpreter
@@ -63,7 +73,10 @@ for _module in pkgutil.iter_modules(__path__):
 if importlib.util.find_spec("triton") is not None:
     from onboard.ops import triton  # noqa: F401  (registers)
 
-_PUT_IN_BY_TRANSFORMS = ("onboard.ops.fused", "onboard.ops.gather", "onboard.ops.pointwise_op")
+_PUT_IN_BY_TRANSFORMS = tuple(
+    f"{__name__}.{name}"
+    for name in ("fused", "fused_gated_norm", "fused_moe", "gather", "pointwise_op", "router", "wide_norm")
+)
 
 
 def has_triton() -> bool:

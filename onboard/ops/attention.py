@@ -23,6 +23,8 @@ def _position_mask(
 ) -> Tensor | None:
     """Return which keys each query may see, [sq, sk] bool, or None for all; the last query meets the last key."""
     sq, sk = query.shape[2], key.shape[2]
+    if sq == 1 and sliding_window is None and chunk_size is None:
+        return None  # the last query sees every key
     positions, keys = torch.arange(sk - sq, sk, device=query.device).unsqueeze(1), torch.arange(sk, device=query.device)
     parts = []
     if is_causal or sliding_window is not None:
@@ -104,6 +106,11 @@ def _plain_attention(
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(query.dtype)
     grouped = query.shape[1] != key.shape[1]
+    if grouped and query.shape[2] == 1 and (mask is None or mask.shape[1] == 1) and not is_causal:
+        # The query heads of one key head are rows of one product, which reads keys and values once.
+        rows = query.reshape(key.shape[0], key.shape[1], -1, query.shape[-1])
+        mixed = F.scaled_dot_product_attention(rows, key, value, mask, dropout_p, scale=scale)
+        return mixed.reshape(*query.shape[:3], value.shape[-1])
     return F.scaled_dot_product_attention(
         query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=grouped
     )

@@ -8,6 +8,9 @@ from torch import Tensor
 from onboard.ops.attention import torch_attention
 from onboard.ops.library import register_op
 
+_Options = tuple[float | None, Tensor | None, int | None, float | None, str, Tensor | None, int | None]
+"""What `torch_attention` takes after `is_causal`."""
+
 
 def fake_cached_attention(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
     """Return an empty output of `torch_cached_attention`: [1, tokens, heads, value_dim]."""
@@ -16,8 +19,13 @@ def fake_cached_attention(query: Tensor, key: Tensor, value: Tensor, *_: object,
 
 def write_tokens(cache: Tensor, tokens: Tensor, slot_mapping: Tensor) -> None:
     """Store tokens [tokens, kv_heads, dim] in their slots of a cache [pages, kv_heads, page_size, dim]."""
-    page_size = cache.shape[2]
-    cache[slot_mapping // page_size, :, slot_mapping % page_size] = as_stored(tokens, cache.dtype)
+    size = cache.shape[2]
+    if len(slot_mapping) == 1 and not cache.is_cuda:  # a copy takes less time than an indexed one
+        page, place = divmod(int(slot_mapping), size)
+        cache[page, :, place] = as_stored(tokens[0], cache.dtype)
+    else:
+        pages = slot_mapping // size
+        cache[pages, :, slot_mapping - pages * size] = as_stored(tokens, cache.dtype)
 
 
 def as_stored(tokens: Tensor, dtype: torch.dtype) -> Tensor:
@@ -34,7 +42,7 @@ def as_stored(tokens: Tensor, dtype: torch.dtype) -> Tensor:
 
 def read_sequence(cache: Tensor, pages: Tensor, length: int) -> Tensor:
     """Return the first `length` tokens of a sequence, [1, kv_heads, length, dim]."""
-    rows = cache[pages[: -(-length // cache.shape[2])].long()]
+    rows = cache.index_select(0, pages[: -(-length // cache.shape[2])])
     return rows.transpose(0, 1).flatten(1, 2)[None, :, :length]
 
 
@@ -79,15 +87,66 @@ def torch_cached_attention(
     """
     write_tokens(k_cache, key[0], slot_mapping)
     write_tokens(v_cache, value[0], slot_mapping)
-    out = query.new_zeros((*query.shape[:-1], value.shape[-1]))
-    starts = cu_seqlens.tolist()
-    lengths = kv_lens.tolist()
-    for sequence in range(int(batch_info_host[0])):
-        rows = slice(starts[sequence], starts[sequence + 1])
-        keys = read_sequence(k_cache, block_table[sequence], lengths[sequence]).to(query.dtype)
-        values = read_sequence(v_cache, block_table[sequence], lengths[sequence]).to(query.dtype)
-        new = query[:, rows].transpose(1, 2)
-        options = (scale, sinks, sliding_window, logit_cap, "bnsd", alibi_slopes, chunk_size)
-        mixed = torch_attention(new, keys, values, None, 0.0, True, *options)
-        out[:, rows] = mixed.transpose(1, 2)
-    return out
+    starts, lengths = cu_seqlens.tolist(), kv_lens.tolist()
+    sequences = int(batch_info_host[0])
+    options = (scale, sinks, sliding_window, logit_cap, "bnsd", alibi_slopes, chunk_size)
+    tables = block_table[:sequences]
+    if _share_a_call(starts[: sequences + 1], lengths[:sequences], query, alibi_slopes, chunk_size):
+        return _decode_together(query, k_cache, v_cache, lengths[:sequences], tables, options)
+    parts = []
+    for sequence in range(sequences):
+        keys = read_sequence(k_cache, tables[sequence], lengths[sequence]).to(query.dtype)
+        values = read_sequence(v_cache, tables[sequence], lengths[sequence]).to(query.dtype)
+        new = query[:, starts[sequence] : starts[sequence + 1]].transpose(1, 2)
+        parts.append(torch_attention(new, keys, values, None, 0.0, True, *options).transpose(1, 2))
+    if (rest := query.shape[1] - starts[sequences]) > 0:
+        parts.append(query.new_zeros((1, rest, query.shape[2], value.shape[-1])))
+    return (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).contiguous()
+
+
+def _share_a_call(
+    starts: list[int], lengths: list[int], query: Tensor, alibi_slopes: Tensor | None, chunk_size: int | None
+) -> bool:
+    """Whether all sequences decode one token, and are about as long: reading all as the longest is no great waste."""
+    sequences = len(lengths)
+    if sequences < 2 or query.shape[1] != sequences or starts != list(range(sequences + 1)):
+        return False
+    return alibi_slopes is None and chunk_size is None and sequences * max(lengths) <= 2 * sum(lengths)
+
+
+def _decode_together(
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: list[int], tables: Tensor, options: _Options
+) -> Tensor:
+    """Attend with one query of each sequence; keys beyond a sequence's length count nothing."""
+    scale, sinks, window, logit_cap, layout, *_ = options
+    longest = max(lengths)
+    rows = _head_rows(tables[:, : -(-longest // k_cache.shape[2])], k_cache.shape[1])
+    keys, values = (_read_rows(cache, rows)[:, :, :longest].to(query.dtype) for cache in (k_cache, v_cache))
+    mask = _seen(lengths, window, query.device)
+    if mask is not None:
+        for stored in (keys, values):  # what an earlier owner of the page left may be no number
+            stored.transpose(1, 2)[~mask] = 0
+    allowed = None if mask is None else mask[:, None, None]
+    new = query[0][:, :, None]
+    mixed = torch_attention(new, keys, values, allowed, 0.0, False, scale, sinks, None, logit_cap, layout)
+    return mixed[:, :, 0][None]
+
+
+def _seen(lengths: list[int], window: int | None, device: torch.device) -> Tensor | None:
+    """Return which keys each sequence's last token sees, [sequences, longest] bool; None: each sees all."""
+    longest = max(lengths)
+    if min(lengths) == longest and (window is None or window >= longest):
+        return None
+    places, ends = torch.arange(longest, device=device), torch.tensor(lengths, device=device)[:, None]
+    seen = places < ends
+    return seen if window is None else seen & (places >= ends - window)
+
+
+def _head_rows(pages: Tensor, heads: int) -> Tensor:
+    """Return the rows of a cache seen as [pages * heads, ...]: [sequences, heads, pages], so that one copy does."""
+    return pages[:, None] * heads + torch.arange(heads, dtype=pages.dtype, device=pages.device)[:, None]
+
+
+def _read_rows(cache: Tensor, rows: Tensor) -> Tensor:
+    """Return the tokens of rows [sequences, heads, pages], [sequences, heads, tokens, dim]."""
+    return cache.flatten(0, 1).index_select(0, rows.flatten()).view(*rows.shape[:2], -1, cache.shape[-1])

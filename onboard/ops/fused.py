@@ -57,6 +57,24 @@ def torch_rope_cached(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[T
 
 
 @register_op()
+def torch_norm_rope(
+    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm of each head of q and k, then half rotation, in layout bsnd.
+
+    Args:
+        q, k: [batch, sequence, heads, head_dim]; the numbers of heads may differ.
+        q_weight, k_weight: [head_dim].
+        eps: added to the mean square.
+        cos, sin: [batch, sequence, size], size <= head_dim.
+
+    Returns:
+        q and k normalised and rotated, shapes unchanged, in the promoted dtype of heads and weights.
+    """
+    return torch_rope_cached(torch_rmsnorm(q, q_weight, eps), torch_rmsnorm(k, k_weight, eps), cos, sin)
+
+
+@register_op()
 def torch_fused_swiglu_mlp(
     input: Tensor,
     gate_up_weight: Tensor,
@@ -80,3 +98,46 @@ def torch_fused_swiglu_mlp(
     """
     gate_up = F.linear(input, gate_up_weight, gate_up_bias)
     return F.linear(torch_silu_and_mul(gate_up, activation), down_weight, down_bias)
+
+
+def fake_fused_linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    activation: str = "",
+) -> Tensor:
+    """Return an empty output of `torch_fused_linear`."""
+    return input.new_empty((*input.shape[:-1], weight.shape[0] // 2 if activation else weight.shape[0]))
+
+
+@register_op(fake_fused_linear)
+def torch_fused_linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    activation: str = "",
+) -> Tensor:
+    """A linear layer with what stands around it in a decoder: RMSNorm before, gate and residual addition after it.
+
+    Args:
+        input: [..., in].
+        weight: [out, in], or [2 * out, in] with an activation, gate rows first.
+        bias: [rows of weight] or None.
+        residual: [..., out] or None; added last.
+        norm_weight: [in] or None; of an RMSNorm of the input.
+        eps: added to its mean square.
+        activation: a key of `onboard.ops.activation.ACTIVATIONS`, for act(first half) * second half; "" for none.
+
+    Returns:
+        [..., out] in the input's dtype.
+    """
+    x = input if norm_weight is None else torch_rmsnorm(input, norm_weight, eps)
+    y = F.linear(x, weight, bias)
+    y = torch_silu_and_mul(y, activation) if activation else y
+    return y if residual is None else y + residual

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,6 +23,8 @@ class OpSource:
     """The module that it comes from."""
     mutates: tuple[str, ...]
     carries_state: bool
+    function: Callable[..., Any]
+    """What it computes, to be called without the dispatcher."""
 
 
 _SOURCES: dict[str, OpSource] = {}
@@ -50,10 +53,18 @@ def register_op(
     def register(function: Callable[P, R]) -> Callable[P, R]:
         op = torch.library.custom_op(f"{NAMESPACE}::{function.__name__}", function, mutates_args=mutates, schema=schema)
         op.register_fake(fake or function)
-        _SOURCES[function.__name__] = OpSource(function.__module__, mutates, carries_state)
+        _SOURCES[function.__name__] = OpSource(function.__module__, mutates, carries_state, function)
         return function
 
     return register
+
+
+def plain_function(op: Any) -> Any:
+    """Return the Python function behind an operator of ours, which costs less to call; any other one as it is."""
+    packet = op.overloadpacket if isinstance(op, OpOverload) else op
+    namespace, _, name = str(packet).partition(".")
+    is_ours = isinstance(packet, OpOverloadPacket) and namespace == NAMESPACE and name in _SOURCES
+    return _SOURCES[name].function if is_ours else op
 
 
 def op_sources() -> dict[str, OpSource]:

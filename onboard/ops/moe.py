@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -13,7 +13,8 @@ from onboard.ops.activation import Activation, activation_function
 from onboard.ops.library import register_op
 
 
-def _like_x(x: Tensor, *_: object, **__: object) -> Tensor:
+def fake_moe(x: Tensor, *_: object, **__: object) -> Tensor:
+    """Return an empty output of a mixture."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -24,7 +25,7 @@ _SCHEMA = (
 )
 
 
-@register_op(_like_x, schema=_SCHEMA)
+@register_op(fake_moe, schema=_SCHEMA)
 def torch_moe(
     x: Tensor,
     selected_experts: Tensor,
@@ -77,9 +78,16 @@ def torch_moe(
         up = F.linear(chosen, w3_weight[index], w3_bias[index] if w3_bias else None) if is_gated_mlp else None
         return F.linear(_gated(gate, up, act, limit, up_offset), w2_weight[index], w2_bias[index] if w2_bias else None)
 
-    for index in range(len(w1_weight)):
+    for index in _experts_to_run(selected_experts, len(w1_weight)):
         _add(out, tokens, selected_experts == index, routing_weights, partial(expert, index))
     return out.view(x.shape)
+
+
+def _experts_to_run(selected: Tensor, experts: int) -> Iterable[int]:
+    """Return the experts that were chosen; all of them where that cannot be known, in a captured graph."""
+    if selected.is_cuda and torch.cuda.is_current_stream_capturing():
+        return range(experts)
+    return sorted({index for index in selected.flatten().tolist() if 0 <= index < experts})
 
 
 def _add(

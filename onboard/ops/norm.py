@@ -24,6 +24,8 @@ def torch_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         [..., size] in the promoted dtype of input and weight.
     """
+    if input.dtype == weight.dtype == torch.float32:
+        return F.rms_norm(input, input.shape[-1:], weight, eps)
     x = input.float()
     normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return normed.to(input.dtype) * weight

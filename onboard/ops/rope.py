@@ -24,7 +24,8 @@ def _deinterleave(x: Tensor) -> Tensor:
 def _rotate_leading(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Rotate the first `cos.shape[-1]` channels of x; cos and sin broadcast against x."""
     size = cos.shape[-1]
-    head = _deinterleave(x[..., :size]) if interleaved else x[..., :size]
+    head = x if size == x.shape[-1] else x[..., :size]
+    head = _deinterleave(head) if interleaved else head
     rotated = head * cos.to(x.dtype) + _rotate_half(head) * sin.to(x.dtype)
     return rotated if size == x.shape[-1] else torch.cat((rotated, x[..., size:]), dim=-1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,14 +14,15 @@ from onboard.content import content_path
 from onboard.errors import NoCachedFormError, OnboardError, UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.factory import ModelFactory
+from onboard.graph.graph_cache import GraphCache, cache_folder
 from onboard.graph.invariants import uncached_attention
 from onboard.graph.pipeline import Observer, Pipeline, load_pipeline
-from onboard.runtime.composite import Composite
 from onboard.runtime.engine import Engine
-from onboard.runtime.losses import losses
 from onboard.runtime.rope import length_dependent_rope
-from onboard.runtime.self_check import SelfCheck
 from onboard.runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from onboard.runtime.composite import Composite
 
 
 def build_engine(
@@ -41,25 +42,52 @@ def build_engine(
     onboarded and `UsageError` for a configuration that does not fit the model or the machine.
     """
     context = make_context(checkpoint, runtime, root=root, model=model)
-    pipeline = Pipeline(load_pipeline(runtime.transforms, runtime.mode), dump_dir=dump_dir, strict=strict)
-    check = SelfCheck(context, observer) if runtime.mode != "graph" else None
-    gm = pipeline.run(context, check.observe if check else observer)
-    check_cached(gm, context)
-    if check is not None:
-        check.run(gm)
-        context.facts.extend(losses(gm, context))
+    transforms = load_pipeline(runtime.transforms, runtime.mode)
+    pipeline = Pipeline(transforms, dump_dir=dump_dir, strict=strict, cache=_graph_cache(context))
+    if runtime.mode == "graph":
+        gm = pipeline.run(context, observer)
+        check_cached(gm, context)
+    else:
+        gm = _run_checked(pipeline, context, observer)
     return Engine(
         gm,
         context.cache,
         tokenizer=Tokenizer.load(checkpoint),
         eos_token_ids=eos_token_ids(checkpoint, context.factory.text_config),
         vocab_size=getattr(context.factory.text_config, "vocab_size", None),
-        composite=Composite(context) if context.factory.eager_modules else None,
+        composite=_composite(context) if context.factory.eager_modules else None,
         rope=length_dependent_rope(context.factory.text_config.to_dict()),
         reuse=context.runtime.kv_cache_config.enable_block_reuse,
         history=context.history,
         facts=context.facts,
     )
+
+
+def _run_checked(pipeline: Pipeline, context: TransformContext, observer: Observer | None) -> nn.Module:
+    """Run the pipeline on transformers' own module, and compare it with that before it serves."""
+    from onboard.runtime.losses import losses  # what these import takes seconds, which a generated model need not wait
+    from onboard.runtime.self_check import SelfCheck
+
+    check = SelfCheck(context, observer)
+    gm = pipeline.run(context, check.observe)
+    check_cached(gm, context)
+    check.run(gm)
+    context.facts.extend(losses(gm, context))
+    return gm
+
+
+def _graph_cache(context: TransformContext) -> GraphCache | None:
+    """Return where graphs are kept; those beside a composite's towers need what the export knows, and are not."""
+    folder = cache_folder()
+    if folder is None or context.factory.mode != "graph" or context.factory.eager_modules:
+        return None
+    return GraphCache(folder)
+
+
+def _composite(context: TransformContext) -> Composite:
+    from onboard.runtime.composite import Composite
+
+    return Composite(context)
 
 
 def check_cached(gm: nn.Module, context: TransformContext) -> None:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from onboard.errors import UsageError
 from onboard.graph.fx import graph_modules
 from onboard.graph.prompt_inputs import with_given_inputs
 from onboard.graph.sequence import CachedSequenceInterface
-from onboard.runtime.composite import Composite
 from onboard.runtime.memory import CacheMemory
 from onboard.runtime.prompt_inputs import PromptInputs, given_rows
 from onboard.runtime.request import FinishReason, Request, Step
@@ -24,6 +23,9 @@ from onboard.runtime.rope import LengthDependentRope
 from onboard.runtime.sampling import SamplingParams, make_generator, sample
 from onboard.runtime.scheduler import Scheduler
 from onboard.runtime.tokenizer import Detokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    from onboard.runtime.composite import Composite
 
 _LOGITS_CHUNK = 256  # tokens whose logits `logits` computes at a time: rows of the vocabulary's size are large
 

@@ -106,6 +106,7 @@ def run_plan(
     """Run a cached graph by a plan; return each prompt's logits [tokens, vocabulary] float32 on the CPU."""
     lengths = [len(prompt) for prompt in prompts]
     rows: list[list[torch.Tensor]] = [[] for _ in prompts]
+    cache.forget()  # the same prompts may have been there before, and this run is to write its own keys
     with cache.lent_pages(lengths) as pages:
         for step in plan:
             for part, logits in zip(step, _run_step(gm, cache, prompts, step, pages, rope), strict=True):

@@ -2,6 +2,7 @@
 
 from onboard.testing.calls import Call, record_calls
 from onboard.testing.compare import assert_rmse_close, rmse_ratio
+from onboard.testing.distinct import continue_distinct, distinct_prompts
 from onboard.testing.models import copy_weights, generated_causal_lm, hf_causal_lm, randomize_
 from onboard.testing.prompts import all_logprobs, fresh_seed, ragged_prompts, random_prompt
 from onboard.testing.repository import repository_code
@@ -10,7 +11,9 @@ __all__ = [
     "Call",
     "all_logprobs",
     "assert_rmse_close",
+    "continue_distinct",
     "copy_weights",
+    "distinct_prompts",
     "fresh_seed",
     "generated_causal_lm",
     "hf_causal_lm",

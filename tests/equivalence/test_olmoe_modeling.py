@@ -59,8 +59,14 @@ CONFIG = OlmoeConfig(
     norm_topk_prob=False,
 )
 BATCH, LENGTH = 2, 24
-PROMPT_LENGTHS = (3, 17, 70)
-SMALL_CACHE = {"max_num_tokens": 16, "kv_cache_config": {"max_tokens": 512, "tokens_per_block": 8}}
+PROMPT_LENGTHS = (3, 17, 1, 70)
+NEW_TOKENS = 32
+# Prompts come in chunks, and there is room for the longest sequence alone: another loses its pages and comes back.
+SMALL_CACHE = {
+    "max_batch_size": 3,
+    "max_num_tokens": 7,
+    "kv_cache_config": {"max_tokens": 102, "tokens_per_block": 8},
+}
 STARTS = (0, 65)  # positions where prompts begin: on both sides of where RoPE switches
 
 
@@ -160,11 +166,11 @@ def test_export(pair: Pair) -> None:
 
 @torch.no_grad()
 def test_cached_decode(pair: Pair, tmp_path: Path) -> None:
-    """Through the cached graph (ragged prompts in one batch, prefilled in chunks) each new token has the whole text's logits."""
+    """Through the cached graph (ragged prompts, in chunks, preempted) each new token has the whole text's logits."""
     pair.expected.save_pretrained(tmp_path)
     llm = LLM(tmp_path, root=ROOT, device=pair.device, dtype=pair.dtype, config=SMALL_CACHE)
     prompts = ragged_prompts(CONFIG.vocab_size, PROMPT_LENGTHS, fresh_seed())
-    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=CONFIG.vocab_size)
+    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=CONFIG.vocab_size)
     for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
         text = torch.tensor([prompt + output.token_ids], device=pair.device)
         logits = pair.expected(text, use_cache=False).logits

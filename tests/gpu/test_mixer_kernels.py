@@ -1,4 +1,4 @@
-"""The tests of the mixers' kernels, which the CPU runs interpreted, on a GPU; and captured decode steps."""
+"""The tests of the kernels of mixers and mixtures, which the CPU runs interpreted, on a GPU; and captured decode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ UNIT = Path(__file__).resolve().parents[1] / "unit" / "ops"
 
 def test_kernels_are_right_on_the_device() -> None:
     """In a process of its own, whose imports find the tests' support files."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_mixers.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "interpreted_mixers.py",
+        "interpreted_moe.py",
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(command, cwd=UNIT, env=environment, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr)

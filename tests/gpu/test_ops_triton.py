@@ -80,6 +80,75 @@ def test_rope_cached(dtype: torch.dtype, dim: int, size: int, batch: int) -> Non
         assert relative_error(ours, theirs) < DTYPES[dtype]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "size"), [(128, 128), (80, 32)])
+def test_norm_rope_of_heads_inside_a_projection(dtype: torch.dtype, dim: int, size: int) -> None:
+    wide = randn(1, 70, 24 * dim, dtype=dtype) * 3
+    q, k = wide[..., : 16 * dim].view(1, 70, 16, dim), wide[..., 16 * dim :].view(1, 70, 8, dim)
+    weights = randn(dim, dtype=dtype), randn(dim, dtype=dtype)
+    angle = torch.rand(1, 70, size // 2, device="cuda").repeat(1, 1, 2) * 6.28
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    expected = ops.torch_norm_rope(*(t.double() for t in (q, k, *weights)), 1e-6, cos.double(), sin.double())
+    for ours, theirs in zip(ops.triton_norm_rope(q, k, *weights, 1e-6, cos, sin), expected, strict=True):
+        assert relative_error(ours, theirs) < DTYPES[dtype]
+
+
+LINEARS = {
+    "norm": (1024, 4096, {"norm"}),
+    "norm, gate": (4096, 2 * 14336, {"norm", "gate"}),
+    "residual, split": (3072, 1024, {"residual"}),
+    "bias, residual": (14336, 4096, {"bias", "residual"}),
+    "ragged": (2880, 5120 + 3, {"bias"}),
+}
+
+
+def make_linear(rows: int, name: str, dtype: torch.dtype = torch.bfloat16) -> list[Any]:
+    columns, outputs, around = LINEARS[name]
+    x, weight = randn(1, rows, columns, dtype=dtype), randn(outputs, columns, dtype=dtype) / columns**0.5
+    bias = randn(outputs, dtype=dtype) if "bias" in around else None
+    residual = randn(1, rows, outputs, dtype=dtype) if "residual" in around else None
+    norm = randn(columns, dtype=dtype) if "norm" in around else None
+    return [x, weight, bias, residual, norm, 1e-5, "silu" if "gate" in around else ""]
+
+
+@pytest.mark.parametrize("name", LINEARS)
+@pytest.mark.parametrize("rows", [1, 2, 8, 33, 64, 65])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_fused_linear(rows: int, name: str, dtype: torch.dtype) -> None:
+    arguments = make_linear(rows, name, dtype)
+    double = [each.double() if isinstance(each, Tensor) else each for each in arguments]
+    actual = ops.triton_fused_linear(*arguments)
+    assert relative_error(actual, ops.torch_fused_linear(*double)) < DTYPES[dtype]
+    assert torch.equal(actual, ops.triton_fused_linear(*arguments))
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_a_captured_chain_of_overlapping_kernels_gives_what_single_ones_do(rows: int) -> None:
+    """Each reads what the one before it writes, which must not be read too early, in every replay."""
+    up, down = make_linear(rows, "norm, gate"), make_linear(rows, "bias, residual")
+
+    def chain() -> Tensor:
+        x = up[0]
+        for _ in range(8):
+            x = ops.triton_fused_linear(ops.triton_fused_linear(x, *up[1:]), down[1], down[2], x)
+        return ops.triton_rmsnorm(x, up[4], 1e-5)
+
+    graph, out = captured(chain)
+    for _ in range(5):
+        up[0].normal_()
+        x = up[0]
+        for _ in range(8):
+            torch.cuda.synchronize()
+            middle = ops.triton_fused_linear(x, *up[1:])
+            torch.cuda.synchronize()
+            x = ops.triton_fused_linear(middle, down[1], down[2], x)
+        torch.cuda.synchronize()
+        expected = ops.triton_rmsnorm(x, up[4], 1e-5)
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, expected)
+
+
 @dataclass
 class Step:
     """The arguments of a cached attention."""

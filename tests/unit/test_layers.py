@@ -16,6 +16,7 @@ CONTENT = ("models", "transforms", "templates", "registry")
 LAYERS = {
     "cli": 6,
     "workflow": 5,
+    "bench": 5,
     "analysis": 4,
     "codegen": 4,
     "agents": 4,

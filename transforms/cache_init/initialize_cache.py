@@ -13,6 +13,8 @@ from onboard.graph.transform import BaseTransform, TransformConfig, TransformInf
 class InitializeCache(BaseTransform[TransformConfig]):
     """Gives `resize_kv_cache` something to measure with; that one sets the final size."""
 
+    acts = True
+
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Allocate the caches; the graph stays as it is."""
         cache: CachedSequenceInterface | None = context.cache

@@ -21,6 +21,8 @@ class ResizeKVCache(BaseTransform[TransformConfig]):
     `free_gpu_memory_fraction` of the rest.
     """
 
+    acts = True
+
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Reallocate the caches; the graph stays as it is."""
         cache: CachedSequenceInterface | None = context.cache

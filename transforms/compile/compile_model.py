@@ -6,14 +6,18 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import nn
+from torch import fx, nn
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
-from onboard.errors import OnboardError, UsageError
+from onboard.errors import UsageError
 from onboard.graph.capture import capture_sizes
 from onboard.graph.context import TransformContext
 from onboard.graph.cuda_graph import CapturedDecode
 from onboard.graph.fx import graph_modules, nodes_of
+from onboard.graph.pieces import CannotSplitError
+from onboard.graph.piecewise import PiecewiseGraph, token_buckets
+from onboard.graph.sequence import input_names
+from onboard.graph.streams import in_one_stream
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -28,21 +32,22 @@ class CompileModelConfig(TransformConfig):
     cuda_graph_batch_sizes: list[PositiveInt] | None = None
     """Decode batch sizes to capture; None: the run's `cuda_graph_config`."""
     num_batched_inputs: int | None = Field(default=None, ge=1)
-    """Accepted for compatibility: the batched inputs are those that are not caches."""
-    piecewise_enabled: bool = False
-    """CUDA graphs for prefill and mixed batches, cut at the attention ops."""
+    """Inputs that change from step to step, which are all but the caches; another number is an error."""
+    piecewise_enabled: bool | None = None
+    """CUDA graphs for prefill and mixed batches, cut at the attention ops; None: with torch-cudagraph, if possible."""
     piecewise_num_tokens: list[PositiveInt] | None = None
     """Token counts to capture piecewise; None: powers of two from 64 up to the run's `max_num_tokens`."""
 
     @model_validator(mode="after")
     def validate_piecewise_backend(self) -> CompileModelConfig:
         """Refuse piecewise fields that the back end would ignore."""
-        if self.piecewise_enabled and self.backend not in ("torch-cudagraph", "torch-opt"):
+        if self.piecewise_enabled and self.backend in ("torch-simple", "torch-compile"):
             raise UsageError(
                 f"compile_model has piecewise_enabled with backend {self.backend!r}",
                 hint="Piecewise CUDA graphs need backend torch-cudagraph or torch-opt",
             )
-        if self.piecewise_num_tokens is not None and not self.piecewise_enabled:
+        never = self.piecewise_enabled is False or self.backend in ("torch-simple", "torch-compile")
+        if self.piecewise_num_tokens is not None and never:
             raise UsageError("compile_model has piecewise_num_tokens without piecewise_enabled", hint="Enable it")
         return self
 
@@ -51,22 +56,44 @@ class CompileModelConfig(TransformConfig):
 class CompileModel(BaseTransform[CompileModelConfig]):
     """Compile the graph and capture decode steps, as the back end's name says."""
 
+    acts = True
     config_class = CompileModelConfig
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match for the compiled graph and one for each captured batch size."""
-        if self.config.piecewise_enabled:
-            raise OnboardError("piecewise CUDA graphs are not available yet", hint="Set piecewise_enabled: false")
-        if self.config.num_batched_inputs is not None:
-            context.facts.append("compile_model: num_batched_inputs has no effect, the graph's inputs tell")
         backend, matches = self._backend(gm, context), 0
+        whole = gm
         if backend in ("torch-compile", "torch-opt"):
-            gm = torch.compile(gm, dynamic=True)  # type: ignore[assignment]
+            whole = self._compiled(gm, context)
             matches += 1
         if backend in ("torch-cudagraph", "torch-opt"):
-            gm = self._captured(gm, context)
-            matches += len(gm.sizes)
-        return gm, TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
+            self._check_inputs(gm, context)
+            pieces = self._pieces(gm, whole)
+            whole = captured = self._captured(pieces or whole, context)
+            matches += len(captured.sizes) + self._capture_pieces(pieces, context)
+        return whole, TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
+
+    def _compiled(self, gm: nn.Module, context: TransformContext) -> nn.Module:
+        branches = sum(in_one_stream(graph) for _, graph in graph_modules(gm))
+        if branches:
+            fact = f"{self.key}: {branches} branches run in the main stream, torch.compile knows no other"
+            context.facts.append(fact)
+        return torch.compile(gm, dynamic=True)  # type: ignore[return-value]
+
+    def _check_inputs(self, gm: nn.Module, context: TransformContext) -> None:
+        """Compare the number of batched inputs with what the graph takes beside its caches, if it was given."""
+        wanted, found = self.config.num_batched_inputs, [n for n in input_names(gm) if n not in context.cache.caches]
+        if wanted not in (None, len(found)):
+            problem = f"compile_model has num_batched_inputs {wanted}, and the graph takes {len(found)}"
+            raise UsageError(f"{problem}: {', '.join(found)}", hint="Leave it out: the graph's inputs tell")
+
+    def _pieces(self, gm: nn.Module, whole: nn.Module) -> PiecewiseGraph | None:
+        """Return the graph that is to run in pieces, None when none were asked for, or there is no graph."""
+        wanted = self.config.piecewise_enabled
+        wanted = whole is gm if wanted is None else wanted
+        return (
+            PiecewiseGraph(gm, whole, compiled=whole is not gm) if wanted and isinstance(gm, fx.GraphModule) else None
+        )
 
     def _backend(self, gm: nn.Module, context: TransformContext) -> str:
         backend = context.runtime.compile_backend if self.config.backend == "auto" else self.config.backend
@@ -91,6 +118,22 @@ class CompileModel(BaseTransform[CompileModelConfig]):
         if settings.enable_padding:
             context.cache.info.decode_sizes = sizes
         return captured
+
+    def _capture_pieces(self, pieces: PiecewiseGraph | None, context: TransformContext) -> int:
+        """Capture prefill in pieces; return for how many numbers of tokens."""
+        if pieces is None:
+            return 0
+        most = context.cache.info.max_num_tokens
+        sizes = token_buckets(self.config.piecewise_num_tokens, most)
+        if larger := sorted(set(self.config.piecewise_num_tokens or ()) - set(sizes)):
+            context.facts.append(f"{self.key}: no pieces for {larger} tokens, more than max_num_tokens")
+        try:
+            pieces.capture(context.cache, sizes)
+        except CannotSplitError as error:
+            context.facts.append(f"{self.key}: prefill is not captured in pieces: {error}")
+        if pieces.left_out:
+            context.facts.append(f"{self.key}: no pieces for {pieces.left_out} tokens, their memory is not free")
+        return len(pieces.sizes)
 
 
 def _obstacle_to_capture(gm: nn.Module, context: TransformContext) -> str:

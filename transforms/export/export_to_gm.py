@@ -7,10 +7,7 @@ from torch import nn
 
 from onboard.errors import UsageError
 from onboard.graph.context import TransformContext
-from onboard.graph.export import export_to_graph
-from onboard.graph.hf_export import with_canonical_attention
 from onboard.graph.layer_kinds import Repeated, find_repeated
-from onboard.graph.stamp import StampError
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 
@@ -40,6 +37,8 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
         if self.config.patch_list:
             raise UsageError(f"there is no export patch {self.config.patch_list[0]!r}", hint="There are none: use null")
         if context.factory.replaces_attention:
+            from onboard.graph.hf_export import with_canonical_attention
+
             graph = with_canonical_attention(gm, lambda: self._export(gm, context, None), context)
         else:
             graph = self._stamped(gm, context)
@@ -47,6 +46,8 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
 
     def _stamped(self, gm: nn.Module, context: TransformContext) -> nn.Module:
         """Export a part and copy the rest of it; all of it where that cannot be."""
+        from onboard.graph.stamp import StampError  # imports a computer algebra system
+
         stamp = self.config.stamp_layers
         repeated = find_repeated(gm, self.config.num_moe_experts_for_export or 2) if stamp else None
         try:
@@ -56,6 +57,8 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
             return self._export(gm, context, None)
 
     def _export(self, gm: nn.Module, context: TransformContext, repeated: Repeated | None) -> nn.Module:
+        from onboard.graph.export import export_to_graph
+
         return export_to_graph(
             gm,
             context.factory.example_inputs(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from itertools import product
 
 import torch
 from torch import fx, nn
@@ -10,7 +11,7 @@ from torch import fx, nn
 from onboard.graph.backends import fused_op
 from onboard.graph.casts import remove_identity_casts
 from onboard.graph.context import TransformContext
-from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
+from onboard.graph.fx import Target, arguments, is_op, nodes_of, replace_with
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 from onboard.graph.values import insert_call
 from onboard.ops import has_triton
@@ -27,10 +28,10 @@ class FuseAddRMSNorm(BaseTransform[TransformConfig]):
         assert isinstance(gm, fx.GraphModule)
         casts = remove_identity_casts(gm)  # between a sum and its norm, or its next use
         matches = 0
-        for backend in _BACKENDS:
-            for norm in nodes_of(gm, getattr(torch.ops.onboard, f"{backend}_rmsnorm")):
+        for backend, name in product(_BACKENDS, ("rmsnorm", "wide_rmsnorm")):
+            for norm in nodes_of(gm, fused_op(backend, name)):
                 if (total := _residual_sum(norm)) is not None:
-                    _fuse(gm, norm, total, backend)
+                    _fuse(gm, norm, total, fused_op(backend, f"fused_add_{name}"))
                     matches += 1
         return gm, TransformInfo(num_matches=matches, is_clean=not (matches or casts), has_valid_shapes=True)
 
@@ -52,9 +53,8 @@ def _like(operand: object, total: fx.Node) -> bool:
     return bool(value.dtype == expected.dtype and value.shape == expected.shape)
 
 
-def _fuse(gm: fx.GraphModule, norm: fx.Node, total: fx.Node, backend: str) -> None:
+def _fuse(gm: fx.GraphModule, norm: fx.Node, total: fx.Node, op: Target) -> None:
     values = arguments(norm)
-    op = fused_op(backend, "fused_add_rmsnorm")
     pair = insert_call(gm, norm, op, *total.args, values["weight"], values["eps"], like=norm)
     normed = insert_call(gm, norm, operator.getitem, pair, 0, like=norm)
     both = insert_call(gm, norm, operator.getitem, pair, 1, like=total)

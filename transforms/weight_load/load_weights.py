@@ -4,21 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from onboard.errors import OnboardError
 from onboard.graph.checkpoint import Checkpoint, find_non_finite
+from onboard.graph.constants import fold_again
 from onboard.graph.context import TransformContext
-from onboard.graph.converted import ConvertedCheckpoint
 from onboard.graph.converted_weights import Source, converted
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 from onboard.graph.weight_names import declared_renaming, explain_unused, match_names, module_renaming, set_aside
-from onboard.graph.weights import further_names, move_buffers, set_parameter, tied_names, unread_names, weight_plan
+from onboard.graph.weight_stream import Load, stream
+from onboard.graph.weights import (
+    further_names,
+    mark_loaded,
+    move_buffers,
+    set_parameter,
+    tied_names,
+    unread_names,
+    weight_plan,
+)
+
+if TYPE_CHECKING:
+    from onboard.graph.converted import ConvertedCheckpoint
 
 _WRONG_MODEL = "The checkpoint and the model differ: onboard the model again"
-Weights = Checkpoint | ConvertedCheckpoint
 _RANDOM_SCALE = 0.02  # the usual `initializer_range`
 
 
@@ -37,6 +49,7 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
     Memory peaks at the model's final size and one tensor: joined parameters are read slice by slice.
     """
 
+    acts = True
     config_class = LoadWeightsConfig
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
@@ -48,6 +61,9 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
                 _place(gm, names, _random(names[0], _allocate(gm, names[0], context), generator))
         else:
             self._load(gm, groups, context)
+        for names in groups:
+            mark_loaded(gm.get_parameter(names[0]))
+        fold_again(gm)
         move_buffers(gm, context.device)
         return gm, TransformInfo(num_matches=len(groups), is_clean=True, has_valid_shapes=True)
 
@@ -57,19 +73,30 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
         buffers = [name for name, _ in gm.named_buffers() if name in gm.state_dict()]
         found = _find(wanted, buffers, unread_names(gm), checkpoint, context)
         device = self.config.checkpoint_device or context.device
+        later: list[tuple[str, Load]] = []
         for names in groups:
             parameter = _allocate(gm, names[0], context)
             for part, view in plan.slices(names[0], parameter):
-                view.zero_() if part is None else _read(checkpoint, found[part], view, device)
+                if part is None:
+                    view.zero_()
+                elif self.config.checkpoint_device is None and (load := _direct(checkpoint, found[part], view)):
+                    later.append((found[part].names[0], load))
+                else:
+                    _read(checkpoint, found[part], view, device)
             _place(gm, names, parameter)
         for name in found.keys() & set(buffers):
             _read(checkpoint, found[name], gm.get_buffer(name), device)
+        stream([load for _, load in later])
+        for name, load in later:
+            _check_finite(name, load.target, load.target)
 
 
-def _checkpoint(context: TransformContext) -> Weights:
+def _checkpoint(context: TransformContext) -> Checkpoint | ConvertedCheckpoint:
     factory = context.factory
     if factory.mode == "graph":
         return Checkpoint(factory.checkpoint)
+    from onboard.graph.converted import ConvertedCheckpoint  # imports transformers' models
+
     return ConvertedCheckpoint(factory.checkpoint, factory.config, factory.dtype, context.on_transformers_model)
 
 
@@ -77,7 +104,7 @@ def _find(
     wanted: dict[str, list[str]],
     buffers: list[str],
     unread: set[str],
-    checkpoint: Weights,
+    checkpoint: Checkpoint | ConvertedCheckpoint,
     context: TransformContext,
 ) -> dict[str, Source]:
     """Return where each part is, under any name of a tied tensor; raise when the two sides differ.
@@ -96,7 +123,7 @@ def _find(
         raise OnboardError(f"the checkpoint has no {missing[0]}{more}", hint=_WRONG_MODEL)
     used = {*matches.values(), *chain(*(source.names for source in found.values()))}
     unused = {name: meta for name, meta in available.items() if name not in used}
-    if isinstance(checkpoint, ConvertedCheckpoint):
+    if not isinstance(checkpoint, Checkpoint):
         context.facts.extend(checkpoint.explain(unused, used))
         unused = {}
     unused, aside = set_aside(unused, rename, context.factory.eager_modules)
@@ -123,12 +150,29 @@ def _identifiers(context: TransformContext) -> list[str]:
     return [*(config.architectures or []), config.model_type]
 
 
-def _read(checkpoint: Weights, source: Source, target: torch.Tensor, device: torch.device | str) -> None:
+def _read(
+    checkpoint: Checkpoint | ConvertedCheckpoint, source: Source, target: torch.Tensor, device: torch.device | str
+) -> None:
     tensor, name = source.of([checkpoint.read(name, device) for name in source.names]), source.names[0]
     if tensor.shape != target.shape:
         found, expected = list(tensor.shape), list(target.shape)
         raise OnboardError(f"{name} is {found} in the checkpoint and {expected} in the model", hint=_WRONG_MODEL)
     target.copy_(tensor)
+    _check_finite(name, tensor, target)
+
+
+def _direct(checkpoint: Checkpoint | ConvertedCheckpoint, source: Source, target: torch.Tensor) -> Load | None:
+    """Return how a tensor's bytes get to the device as they are, None when something has to be done to them."""
+    if not (isinstance(checkpoint, Checkpoint) and target.is_cuda and target.is_contiguous()):
+        return None
+    if len(source.names) != 1 or source.parts != 1:
+        return None
+    file, meta = checkpoint.place(source.names[0])
+    is_same = (meta.dtype, meta.shape) == (target.dtype, tuple(target.shape))
+    return Load(file, meta.offset, target) if is_same and target.numel() else None
+
+
+def _check_finite(name: str, tensor: torch.Tensor, target: torch.Tensor) -> None:
     if problem := find_non_finite(target):
         is_ours = find_non_finite(tensor) is None
         where = f"does not fit {str(target.dtype).removeprefix('torch.')}" if is_ours else "in the checkpoint"

@@ -23,6 +23,15 @@ def written(node: ast.FunctionDef, key: str) -> str | None:
     return " | ".join(simple) or None
 
 
+def of_module(node: ast.FunctionDef, key: str) -> str:
+    """Return the type of a parameter of a module's `__init__`: what is not said or told by its use is a size."""
+    if (said := written(node, key)) is not None:
+        return said
+    if any(_reads_as_dict(item, key) for item in ast.walk(node)):
+        return ANY_DICT
+    return "str" if any(_is_asked_for_text(item, key) for item in ast.walk(node)) else "int"
+
+
 def in_use(node: ast.FunctionDef, key: str) -> str:
     """Return a parameter's type as the code of its function tells it; one without annotation may have a default of 1
     and stand for any number.
@@ -63,6 +72,13 @@ def _reads_as_dict(node: ast.AST, key: str) -> bool:
         case ast.Attribute(value=ast.Name(id=variable), attr="get" | "items" | "keys"):
             return variable == key
         case ast.Subscript(value=ast.Name(id=variable), slice=ast.Constant(value=str())):
+            return variable == key
+    return False
+
+
+def _is_asked_for_text(node: ast.AST, key: str) -> bool:
+    match node:
+        case ast.Compare(left=ast.Name(id=variable), comparators=[ast.Constant(value=str())]):
             return variable == key
     return False
 

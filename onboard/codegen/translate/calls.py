@@ -24,6 +24,7 @@ from onboard.codegen.translate import (
     recurrent,
     repeats,
     scores,
+    windows,
 )
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.builtin_calls import BUILTINS
@@ -109,6 +110,8 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
             return args.positional[0]
         case Instance(classes=(cls,)) if cls is nn.Softmax and isinstance(args.positional[0], scores.Scores):
             return scores.softmax(args.positional[0]) or plain_call(callee.expr, args)
+        case Instance(classes=(cls,)) if cls.__name__ in frame.translator.scan_modules:
+            return recurrent.scan_module(cls, args, frame)
         case Instance():
             return frame.translator.call_module(callee, args, frame)
         case MaskMaker(chunked=True):
@@ -118,7 +121,7 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
         case MaskMaker(padding=padding):
             return PaddingMask() if padding else Mask()
         case AttentionInterface():
-            return latent.attention(args) or canonical.attention(args)
+            return latent.attention(args) or canonical.attention(args, windows.of_masks(frame))
         case Method(owner=owner, name=attr):
             return _call_method(owner, attr, args, frame)
         case Code(expr=expr, static=static):
@@ -211,6 +214,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return handler(expr, args, frame)
     if getattr(obj, "__module__", None) == "transformers.initialization":
         return NONE  # weights come from a checkpoint
+    if objects.is_cache(obj):
+        return NONE  # nothing was before the text
     if objects.is_output(obj):
         return objects.output(obj, args.positional, args.keywords)
     if objects.is_module(obj):

@@ -42,15 +42,18 @@ def op(op_name: str) -> ast.expr:
     return attribute(name("torch"), "ops", "onboard", op_name)
 
 
-def attention(args: Args) -> Value:
+def attention(args: Args, window: Value = NONE) -> Value:
     """Return the canonical form of `attention_interface(module, q, k, v, mask, scaling=..., ...)`.
 
-    The interface returns (output [batch, sequence, heads, dim], weights); weights are None here.
+    The interface returns (output [batch, sequence, heads, dim], weights); weights are None here. `window` is that of
+    a causal mask, for attention that is given none itself.
     """
     heads_first = args.positional[1:4]
     given = {**dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)), **args.keywords}
     by_sequence = all(isinstance(value, Code) and value.transposed for value in heads_first)
     qkv = [residual(untransposed(value) if by_sequence else value) for value in heads_first]
+    if isinstance(given.get("attention_mask"), Mask):
+        given = {"sliding_window": window, **given}
     settings = [given.get(key, NONE) for key in ("scaling", "s_aux", "sliding_window", "softcap")]
     layout = constant("bsnd" if by_sequence else "bnsd")
     fixed = [residual(_bias(given)), constant(0.0), constant(True)]

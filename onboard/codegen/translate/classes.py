@@ -19,10 +19,11 @@ from torch import nn
 from onboard.analysis.rescaled import settled
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny import counts_positions
-from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects, supers, unrun
+from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects, supers, unrun, windows
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.calls import call_value
 from onboard.codegen.translate.convolutions import convolved, padded
+from onboard.codegen.translate.decisions import own_arguments
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
     all_bound,
@@ -107,6 +108,8 @@ class Translator:
         self.rope_tables: dict[str, int] = {}
         """Helpers that apply RoPE and take its tables whole -> the tables' dimensions."""
         self.settled = settled(model)
+        self.scan_modules: dict[str, MappingABC[str, Any]] = {}
+        """Class name -> the canonical op that its modules, which have no weights, are."""
         self.loops: dict[str, list[dict[str, Any]]] = {}
         """Class name -> the loops in its methods that are canonical ops."""
         self.mask_makers: set[str] = set()
@@ -133,6 +136,8 @@ class Translator:
         self.states: dict[type, ClassState] = {}
         self.functions: dict[str, Routine] = {}
         self.globals: dict[str, tuple[Any, ModuleSource]] = {}
+        self.windowed: set[ClassState] = set()
+        """Classes with code that makes masks with a window."""
         self.own_norms: set[str] = set()
         """Names of `canonical.NORMS` that the file needs its own subclass of."""
 
@@ -169,6 +174,7 @@ class Translator:
         given = {key: Code(name(key)) for key in ("input_ids", "position_ids")}
         self._method(state, "forward", Args([], dict(given), []))
         unrun.reach(self)
+        windows.guard(self)
         return state
 
     def remember_global(self, identifier: str, obj: Any, source: ModuleSource) -> None:
@@ -207,9 +213,8 @@ class Translator:
         names = {**frame.source.namespace, "config": self.config, **configs}
         modules: list[Any] = [] if frame.cls is None else [*self.modules_of(frame.cls.cls)]
         try:
-            values = {
-                bool(eval(ast.unparse(residual(test)), {**names, "self": module})) for module in modules or [None]
-            }
+            code = ast.unparse(residual(test))
+            values = {bool(eval(code, {**names, **own_arguments(module, frame)})) for module in modules or [None]}
         except Exception as error:
             raise Untranslatable(f"the condition {ast.unparse(node)}") from error
         if len(values) != 1:

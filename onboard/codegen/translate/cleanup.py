@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 
 _ITEMS = "[...]"
 """What marks a variable whose items are read by others, whatever becomes of the variable."""
@@ -209,21 +210,41 @@ def _join_inside(statement: ast.stmt, after: list[ast.stmt], live_out: frozenset
 
 
 class _Renamed(ast.NodeTransformer):
-    def __init__(self, old: str, new: str) -> None:
+    def __init__(self, old: str, new: ast.expr) -> None:
         self.old, self.new = old, new
 
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        return ast.Name(self.new, node.ctx) if node.id == self.old else node
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return deepcopy(self.new) if node.id == self.old else node
+
+
+def _moved(first: ast.stmt, second: ast.stmt, after: list[ast.stmt], live_out: frozenset[str]) -> ast.stmt | None:
+    """Return `b = e(x)` for `a = x; b = e(a)`, where `x` is a variable, or an attribute that `e` reads once."""
+    match first, second:
+        case ast.Assign(targets=[ast.Name(id=variable)], value=place), ast.Assign(value=value) | ast.Return(
+            value=value
+        ):
+            pass
+        case _:
+            return None
+    if value is None or not (isinstance(place, ast.Name) or ast.unparse(place) in places_read(place)):
+        return None
+    if any(isinstance(node, ast.comprehension | ast.Lambda) for node in ast.walk(value)):
+        return None
+    reads = list(places_read(value)).count(variable)
+    if not reads or (reads > 1 and not isinstance(place, ast.Name)):
+        return None
+    new = _Renamed(variable, place).visit(deepcopy(value))
+    if isinstance(second, ast.Return):
+        return ast.copy_location(ast.Return(new), second)
+    assert isinstance(second, ast.Assign)
+    in_targets = {place for target in second.targets for place in places_read(target)}
+    gone = variable not in in_targets | _remove_dead(after, live_out)[1]
+    return ast.copy_location(ast.Assign(second.targets, new), second) if gone else None
 
 
 def _joined(first: ast.stmt, second: ast.stmt, after: list[ast.stmt], live_out: frozenset[str]) -> ast.stmt | None:
-    match first, second:
-        case ast.Assign(targets=[ast.Name(id=variable)], value=ast.Name(id=copied)), ast.Assign():
-            scopes = any(isinstance(node, ast.comprehension | ast.Lambda) for node in ast.walk(second.value))
-            read = not scopes and variable in set(places_read(second.value))
-            if read and variable not in _remove_dead(after, live_out)[1]:
-                value = _Renamed(variable, copied).visit(second.value)
-                return ast.copy_location(ast.Assign(second.targets, value), second)
+    if (moved := _moved(first, second, after, live_out)) is not None:
+        return moved
     match first:
         case ast.Assign(targets=[ast.Name(id=variable)], value=value):
             pass

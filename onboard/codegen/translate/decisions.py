@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from copy import deepcopy
+from typing import Any
 
+from onboard.analysis.source import find_method
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.values import Code, Untranslatable, Value, is_static, residual
+from onboard.codegen.translate.values import Code, Instance, Untranslatable, Value, is_static, residual
 
 
 def decided_here(test: Value, frame: Frame) -> bool | None:
@@ -20,6 +22,31 @@ def decided_here(test: Value, frame: Frame) -> bool | None:
     for reason in reasons:
         frame.translator.guard(reason, frame)
     return chosen
+
+
+def own_arguments(module: Any, frame: Frame) -> dict[str, Any]:
+    """Return a module as `self`, and what it kept of its constructor's arguments under their own names."""
+    if frame.cls is None or frame.kind != "init" or (found := find_method(frame.cls.cls, "__init__")) is None:
+        return {"self": module}
+    kept = [key for key in frame.env.values if _keeps(found[1], key) and isinstance(getattr(module, key, None), int)]
+    return {**{key: getattr(module, key) for key in kept}, "self": module}
+
+
+def _keeps(node: ast.FunctionDef, key: str) -> bool:
+    """Whether a constructor says `self.key = key` of an argument, and assigns neither anything else."""
+    stores = [item for item in ast.walk(node) if isinstance(getattr(item, "ctx", None), ast.Store)]
+    own = [item for item in stores if ast.unparse(item) in (key, f"self.{key}")]
+    said = [item for item in ast.walk(node) if isinstance(item, ast.Assign) and ast.unparse(item.value) == key]
+    return len(own) == 1 and any(item.targets == own for item in said)
+
+
+def absent_here(test: Value, made: Value, frame: Frame) -> bool:
+    """Whether a module is made under a test that no layer of this config passes, and its class is nowhere; guarded."""
+    if not (isinstance(made, Instance) and all(map(frame.translator.translates, made.classes))):
+        return False
+    if any(frame.translator.modules_of(cls) for cls in made.classes):
+        return False
+    return decided_here(test, frame) is False
 
 
 def deciding(test: ast.expr, frame: Frame) -> tuple[list[ast.expr], bool]:

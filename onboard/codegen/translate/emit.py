@@ -194,7 +194,7 @@ def _guard(condition: ast.expr) -> ast.stmt:
 
 
 def _annotation(node: ast.FunctionDef, key: str) -> str:
-    return argument_types.written(node, key) or "int"
+    return argument_types.of_module(node, key)
 
 
 def _tied(state: ClassState, translator: Translator) -> list[ast.stmt]:

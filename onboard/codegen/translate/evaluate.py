@@ -13,7 +13,7 @@ from torch import nn
 
 from onboard.codegen.translate import biases, calls, causal, indexer, objects, scores
 from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
-from onboard.codegen.translate.decisions import decided_here
+from onboard.codegen.translate.decisions import absent_here, decided_here
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.items import item_of, slice_code
 from onboard.codegen.translate.module_lists import slice_modules
@@ -292,6 +292,8 @@ def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     body, orelse = evaluate(node.body, frame), evaluate(node.orelse, frame)
     if same(body, orelse):
         return body
+    if same(orelse, NONE) and absent_here(test, body, frame):
+        return NONE
     if isinstance(body, Mask) and isinstance(orelse, Mask):
         return PaddingMask()
     if is_static(test) and (is_rotary(body) or is_rotary(orelse)):

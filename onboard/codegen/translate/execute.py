@@ -200,6 +200,8 @@ def _take(side: Side, frame: Frame) -> str | None:
 
 
 def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | None:
+    if (kept := _short_texts(node, test, sides, frame)) is not None:
+        return _take(kept, frame)
     if not is_static(test) or all(isinstance(side, Untranslatable) for side in sides):
         raise next(side for side in sides if isinstance(side, Untranslatable))
     try:
@@ -212,6 +214,21 @@ def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | No
     expr = residual(test)
     frame.translator.guard(expr if index == 0 else ast.UnaryOp(ast.Not(), expr), frame)
     return _take(sides[index], frame)
+
+
+def _short_texts(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> Side | None:
+    """Return the other side of a condition that holds of texts beyond a length of the config only; assert it."""
+    match residual(test) if isinstance(test, Code) and isinstance(sides[0], Untranslatable) else None:
+        case ast.Compare(
+            left=ast.Attribute() as limit,
+            ops=[ast.Lt()],
+            comparators=[ast.Subscript(value=ast.Attribute(attr="shape")) as size],
+        ) if not isinstance(sides[1], Untranslatable) and ast.unparse(limit).startswith("self.config."):
+            said = ast.Constant("not covered: texts of more tokens at a time")
+            frame.emit(ast.Assert(ast.Compare(size, [ast.LtE()], [limit]), said), node)
+            side: Side = sides[1]
+            return side
+    return None
 
 
 def _if_statement(test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) -> ast.If:
@@ -260,7 +277,7 @@ def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
         if modules and len(modules) + len(nothing) == len(values):
             optional = bool(nothing) or any(module.optional for module in modules)
             return Instance(tuple(way for module in modules for way in module.made), path, optional)
-        return Code(path, all(map(is_static, values)))
+        return Code(path, all(map(is_static, values)), optional=any(map(may_be_none, values)))
     for value, statements in sides:
         if not (
             isinstance(value, Code)
@@ -284,6 +301,8 @@ def _for(node: ast.For, frame: Frame) -> str | None:
         return None
     iterable, element = iteration(node.iter, frame)
     statements = without_continue(node.body)
+    for variable in sorted(_assigned(statements) & frame.env.values.keys()):
+        frame.protect(variable, node)
     for _ in range(20):
         start = frame.env
         env = Env({key: _own_copy(value) for key, value in start.values.items()})
@@ -314,6 +333,12 @@ def _for(node: ast.For, frame: Frame) -> str | None:
         for key in changed if not known else []:
             _widen(key, frame, node)
     raise Untranslatable(f"a loop without a fixed point at {frame.source.location(node)}")
+
+
+def _assigned(body: list[ast.stmt]) -> set[str]:
+    """Return the variables that a loop's body assigns."""
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def _filled_dicts(start: Env, end: Env) -> dict[str, Value]:

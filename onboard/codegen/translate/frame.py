@@ -13,7 +13,18 @@ from torch import nn
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate.env import Env
 from onboard.codegen.translate.scores import Scores
-from onboard.codegen.translate.values import Code, Expanded, Items, Joined, Mapping, Output, Value, name
+from onboard.codegen.translate.values import (
+    Code,
+    Expanded,
+    Items,
+    Joined,
+    Known,
+    Mapping,
+    Output,
+    Value,
+    name,
+    residual,
+)
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.classes import Translator
@@ -77,7 +88,7 @@ class Frame:
 
     def bind(self, variable: str, value: Value, origin: ast.AST | None = None) -> None:
         """Assign a value to a local variable; run-time values leave an assignment behind."""
-        self._protect(variable, origin)
+        self.protect(variable, origin)
         if isinstance(value, Scores):
             if not value.masked:
                 self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
@@ -97,7 +108,7 @@ class Frame:
         }
         return next(item for item in (stem, *(f"{stem}_{index}" for index in range(1, 1000))) if item not in taken)
 
-    def _protect(self, variable: str, origin: ast.AST | None) -> None:
+    def protect(self, variable: str, origin: ast.AST | None) -> None:
         """Save the old value of `variable` where tuples or dicts in other variables still mean it."""
         for key, value in list(self.env.values.items()):
             if (
@@ -105,9 +116,22 @@ class Frame:
                 and isinstance(value, Items | Mapping | Output | Scores | Joined | Expanded)
                 and _mentions(value, variable)
             ):
+                if key.isidentifier() and _is_computed(value, variable):
+                    self.emit(ast.Assign([name(key, store=True)], residual(value)), origin)
+                    self.env.values[key] = Code(name(key))
+                    continue
                 copy = self.fresh(f"{variable}_before")
                 self.emit(ast.Assign([name(copy, store=True)], name(variable)), origin)
                 self.env.values[key] = _renamed(value, variable, copy)
+
+
+def _is_computed(value: Value, variable: str) -> bool:
+    """Whether a value is a tuple with parts computed from `variable`, as shapes are, and so best kept whole."""
+    if not isinstance(value, Items):
+        return False
+    plain = all(isinstance(item, Known) or (type(item) is Code and not item.transposed) for item in value.items)
+    bare = any(isinstance(item, Code) and ast.unparse(item.expr) == variable for item in value.items)
+    return plain and not bare
 
 
 def _parts(value: Value) -> list[Value]:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import PretrainedConfig, masking_utils
+from transformers.cache_utils import Cache
 from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
 from transformers.utils import ModelOutput
 
-from onboard.codegen.translate import causal, folded
+from onboard.codegen.translate import causal, folded, windows
 from onboard.codegen.translate.holes import fill
 from onboard.codegen.translate.values import (
     KEYS,
@@ -68,6 +69,7 @@ _OF_ANY_SHAPE = ("dtype", "device", "is_cuda", "requires_grad")
 def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
     """Return the value of a global name."""
     if getattr(obj, "__module__", None) == "transformers.masking_utils":
+        windows.note(obj, frame)
         chunked = obj is getattr(masking_utils, "create_chunked_causal_mask", None)
         return MaskMaker(
             chunked=chunked, padding=obj is getattr(masking_utils, "create_recurrent_attention_mask", None)
@@ -186,6 +188,11 @@ def declares(config: object, attr: str) -> bool:
 def is_output(cls: object) -> bool:
     """Whether a class is a transformers output."""
     return isinstance(cls, type) and issubclass(cls, ModelOutput)
+
+
+def is_cache(cls: object) -> bool:
+    """Tell whether `cls` is a class of caches: a new one is empty."""
+    return isinstance(cls, type) and issubclass(cls, Cache)
 
 
 def is_module(cls: object) -> bool:

@@ -8,20 +8,24 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from onboard.analysis.mixers import FORMS, Form
+from onboard.analysis.scan_modules import MODULE_FORMS, SETTING
+from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.values import (
     NONE,
     Code,
+    Config,
     Items,
     Known,
     Untranslatable,
     Value,
+    attribute,
+    name,
     residual,
     same,
     untransposed,
 )
 
 if TYPE_CHECKING:
-    from onboard.codegen.translate.args import Args
     from onboard.codegen.translate.frame import Frame
 
 
@@ -36,7 +40,24 @@ def scan(function: Any, form: Form, args: Args) -> Value:
     Raises:
         Untranslatable: the call asks for something that the canonical op does not have.
     """
-    values = _bound(function, args)
+    return _written(function, form, _bound(function, args))
+
+
+def scan_module(cls: Any, args: Args, frame: Frame) -> Value:
+    """Return the canonical form of a call of a module without weights; its setting is read from the config."""
+    found = frame.translator.scan_modules[cls.__name__]
+    form = MODULE_FORMS[str(found["op"])]
+    own = frame.cls.attribute("config", name("self"), frame) if frame.cls is not None else NONE
+    if not isinstance(own, Config):
+        raise Untranslatable(f"a {cls.__name__} of a module that does not keep its config")
+    setting = Code(attribute(own.expr, str(found[SETTING])), static=True)
+    values = _bound(cls.forward, Args([NONE, *args.positional], args.keywords, args.stars))
+    del values["self"]
+    return _written(cls, form, {**values, SETTING: setting})
+
+
+def _written(function: Any, form: Form, values: dict[str, Value]) -> Value:
+    """Return the canonical form of a call whose arguments are known."""
     _check(function, form, values)
     code = {key: argument(values[key], key in form.turned) for key in form.parameters}
     called = _Simplify().visit(_Substitute(code).visit(ast.parse(form.expression, mode="eval").body))

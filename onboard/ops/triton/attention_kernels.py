@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -144,6 +145,7 @@ def attention_kernel(
     HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr,
     SPLIT: tl.constexpr, WRITE: tl.constexpr, DOT_TYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     """Attend BLOCK_M rows of one sequence and one key head over one of `splits` shares of its keys.
 
@@ -157,8 +159,6 @@ def attention_kernel(
     queries = tl.load(cu_seqlens_ptr + sequence + 1).to(tl.int32) - start.to(tl.int32)
     length = tl.load(kv_lens_ptr + sequence)
     block = tl.cdiv(queries * GROUP, BLOCK_M) - 1 - block  # the longest rows start first
-    if block < 0:
-        return
     row = block * BLOCK_M + tl.arange(0, BLOCK_M)
     position = length - queries + row // GROUP
     first_position = length - queries + block * BLOCK_M // GROUP
@@ -167,6 +167,11 @@ def attention_kernel(
     share = _keys_per_split(first, end, splits, BLOCK_N)
     low = first + split * share
     high = tl.minimum(low + share, end)
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    if block < 0:
+        return
     if low >= high:
         return
 
@@ -235,13 +240,16 @@ def attention_kernel(
 def combine_kernel(
     out_ptr, parts_ptr, lse_ptr, cu_seqlens_ptr, kv_lens_ptr, sinks_ptr,
     HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_VALUE: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     """Join BLOCK_VALUE channels of the parts of one head of one decoding sequence.
 
     Each part is weighted by what it was divided by.
     """
     sequence, head = tl.program_id(0), tl.program_id(1)
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     token = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
     if tl.load(cu_seqlens_ptr + sequence + 1) == token:
         return

@@ -16,7 +16,15 @@ from torch import Tensor
 from onboard.ops.cached_attention import fake_cached_attention
 from onboard.ops.library import register_op
 from onboard.ops.triton.attention_kernels import attention_kernel, combine_kernel, write_cache_kernel
-from onboard.ops.triton.launch import dot_type, last_contiguous, processors, require_device, splits_for, tile_width
+from onboard.ops.triton.launch import (
+    dot_type,
+    last_contiguous,
+    overlaps,
+    processors,
+    require_device,
+    splits_for,
+    tile_width,
+)
 
 MOST_SPLITS = 64
 PROGRAMS_PER_PROCESSOR = 4
@@ -134,10 +142,10 @@ def triton_cached_attention(
         SPLIT=plan.splits > 1, WRITE=plan.decode,
         DOT_TYPE=dot_type(q.dtype),
         BLOCK_M=plan.tiles.rows, BLOCK_DIM=tile_width(dim), **common,
-        num_warps=plan.tiles.num_warps, num_stages=plan.tiles.num_stages,
+        num_warps=plan.tiles.num_warps, num_stages=plan.tiles.num_stages, **overlaps(q.device),
     )  # fmt: skip
     if plan.splits > 1:
         combine_kernel[(sequences, heads)](
-            out, parts, lse, cu_seqlens, kv_lens, sinks, HEADS=heads, SPLITS=plan.splits, **common
+            out, parts, lse, cu_seqlens, kv_lens, sinks, HEADS=heads, SPLITS=plan.splits, **common, **overlaps(q.device)
         )
     return out[None]

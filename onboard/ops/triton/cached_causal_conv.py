@@ -13,7 +13,8 @@ from onboard.errors import UsageError
 from onboard.ops.activation import KERNEL_ACTIVATIONS
 from onboard.ops.causal_conv import fake_conv
 from onboard.ops.library import register_op
-from onboard.ops.triton.launch import last_contiguous, power_of_two, require_device
+from onboard.ops.triton.launch import last_contiguous, overlaps, power_of_two, require_device
+from onboard.ops.triton.overlap import wait_for_inputs
 from onboard.ops.triton.silu_mul import activate
 from onboard.ops.triton.state import output_rows, span
 
@@ -41,6 +42,7 @@ def _conv_kernel(
     out_ptr, x_ptr, weight_ptr, bias_ptr, cu_seqlens_ptr, kv_lens_ptr, slots_ptr, cache_ptr, x_stride, cache_stride,
     CHANNELS: tl.constexpr, KERNEL: tl.constexpr, DILATION: tl.constexpr, HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_PAST: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Convolve BLOCK_T tokens and BLOCK_C channels of one sequence; its first program alone reads and writes the state.
 
@@ -49,6 +51,7 @@ def _conv_kernel(
     PAST: tl.constexpr = DILATION * (KERNEL - 1)
     start, tokens, continues, slot = span(tl.program_id(2), cu_seqlens_ptr, kv_lens_ptr, slots_ptr)
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    wait_for_inputs(OVERLAP)
     if tl.program_id(0) * BLOCK_T >= tokens:
         return
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -110,5 +113,6 @@ def triton_cached_causal_conv1d(
         x.stride(0), conv_cache.stride(0), CHANNELS=channels, KERNEL=kernel, DILATION=dilation,
         HAS_BIAS=bias is not None, ACTIVATION=None if activation is None else KERNEL_ACTIVATIONS[activation],
         BLOCK_T=tokens, BLOCK_C=block, BLOCK_PAST=power_of_two(max(1, past)), num_warps=1 if decode else 4,
+        **overlaps(x.device),
     )  # fmt: skip
     return out[None]

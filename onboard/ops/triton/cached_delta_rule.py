@@ -14,7 +14,7 @@ from torch import Tensor
 from onboard.ops.delta_rule import fake_delta_rule
 from onboard.ops.library import register_op
 from onboard.ops.triton.delta_rule_kernels import delta_chunk_kernel, delta_solve_kernel, delta_step_kernel
-from onboard.ops.triton.launch import last_contiguous, power_of_two, processors, require_device, tile_width
+from onboard.ops.triton.launch import last_contiguous, overlaps, power_of_two, processors, require_device, tile_width
 from onboard.ops.triton.state import chunk_options, output_rows
 
 CHUNK = 64
@@ -91,7 +91,7 @@ def cached_delta_rule(
         width = _step_width(tile_width(key), value, heads * sequences, q.device)
         delta_step_kernel[(triton.cdiv(value, width), heads, sequences)](
             out, q, k, v, g, beta, *spans, cache, factor, *strides, **sizes,
-            BLOCK_K=tile_width(key), BLOCK_V=width, num_warps=4,
+            BLOCK_K=tile_width(key), BLOCK_V=width, num_warps=4, **overlaps(q.device),
         )  # fmt: skip
         return out[None]
     tiles = {"BLOCK_K": tile_width(key), **chunk_options(CHUNK, q.dtype)}

@@ -135,8 +135,8 @@ def _attend(
     if plan.splits > 1:
         channels = min(COMBINED_CHANNELS, tile_width(rank))
         combine_kernel[(sequences, heads, triton.cdiv(rank, channels))](
-            out, parts, lse, cu_seqlens, kv_lens, None, HEADS=heads, VALUE_DIM=rank, WINDOW=None, HAS_SINKS=False,
-            SPLITS=plan.splits, BLOCK_N=plan.keys, BLOCK_VALUE=channels,
+            out, parts, lse, cu_seqlens, kv_lens, None, HEADS=heads, VALUE_DIM=rank, WINDOW=None, CHUNK=None,
+            HAS_SINKS=False, SPLITS=plan.splits, BLOCK_N=plan.keys, BLOCK_VALUE=channels,
         )  # fmt: skip
     return out
 

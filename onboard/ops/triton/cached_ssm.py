@@ -13,13 +13,17 @@ from torch import Tensor
 
 from onboard.ops.library import register_op
 from onboard.ops.ssm import fake_ssm
-from onboard.ops.triton.launch import last_contiguous, power_of_two, processors, require_device, tile_width
+from onboard.ops.triton.launch import last_contiguous, overlaps, power_of_two, processors, require_device, tile_width
+from onboard.ops.triton.ssd_kernels import ssd_output_kernel, ssd_pass_kernel, ssd_state_kernel
 from onboard.ops.triton.ssm_kernels import selective_scan_kernel, ssm_chunk_kernel, ssm_step_kernel
 from onboard.ops.triton.state import chunk_options, output_rows
 
 CHUNK = 64
 MOST_STEPS = 4
 """Longest query that goes from token to token."""
+LONG_CHUNK, LONG_QUERY = 128, 512
+"""Length of the chunks of a query from that length on; they are then found at once."""
+PASS_BLOCK = 1024
 STATE_ELEMENTS = 4096
 """Numbers of a state that a program of four warps keeps in registers."""
 SCAN_ELEMENTS = 512
@@ -56,14 +60,58 @@ def triton_cached_ssm(
     if longest_query <= MOST_STEPS:
         width = _step_width(sizes["BLOCK_N"], size, heads * sequences, x.device)
         ssm_step_kernel[(triton.cdiv(size, width), heads, sequences)](
-            *tensors, *strides, **sizes, BLOCK_P=width, num_warps=4
+            *tensors, *strides, **sizes, BLOCK_P=width, num_warps=4, **overlaps(x.device)
         )
+        return out[None]
+    if longest_query >= LONG_QUERY:
+        spans = (cu_seqlens, kv_lens, state_slots)
+        inputs = (x, A, B, C, D, dt, dt_bias)
+        _all_chunks(out, *inputs, spans, sequences, longest_query, ssm_cache, time_step_limit, sizes)
         return out[None]
     width = min(32, tile_width(size))
     ssm_chunk_kernel[(triton.cdiv(size, width), heads, sequences)](
         *tensors, *strides, **sizes, BLOCK_P=width, **chunk_options(CHUNK, x.dtype)
     )
     return out[None]
+
+
+def _all_chunks(
+    out: Tensor,
+    x: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt: Tensor,
+    dt_bias: Tensor,
+    spans: tuple[Tensor, Tensor, Tensor],
+    sequences: int,
+    longest_query: int,
+    cache: Tensor,
+    time_step_limit: list[float],
+    sizes: dict[str, Any],
+) -> None:
+    """Write the outputs and the states behind them, the chunks of long queries in parallel."""
+    (heads, size), state = x.shape[1:], sizes["STATE"]
+    options = chunk_options(LONG_CHUNK, x.dtype)
+    length = options["CHUNK"]
+    chunks, numbers = triton.cdiv(longest_query, length), len(x) // length + sequences
+    states = torch.empty((numbers, heads, size * state), dtype=torch.float32, device=x.device)
+    decays = torch.empty((numbers, heads), dtype=torch.float32, device=x.device)
+    width = min(64, tile_width(size))
+    grid = (triton.cdiv(size, width), heads, sequences * chunks)
+    ssd_state_kernel[grid](
+        states, decays, x, A, B, dt, dt_bias, *spans, chunks, *time_step_limit,
+        *x.stride()[:2], *B.stride()[:2], dt.stride(0), **sizes, **options, BLOCK_P=width,
+    )  # fmt: skip
+    ssd_pass_kernel[(triton.cdiv(size * state, PASS_BLOCK), heads, sequences)](
+        states, decays, *spans, cache, cache.stride(0),
+        HEADS=heads, ELEMENTS=size * state, CHUNK=length, BLOCK=PASS_BLOCK, num_warps=4,
+    )  # fmt: skip
+    ssd_output_kernel[grid](
+        out, states, x, A, B, C, D, dt, dt_bias, *spans, chunks, *time_step_limit,
+        *x.stride()[:2], *B.stride()[:2], *C.stride()[:2], dt.stride(0), **sizes, **options, BLOCK_P=width,
+    )  # fmt: skip
 
 
 def _step_width(states: int, size: int, heads: int, device: torch.device) -> int:

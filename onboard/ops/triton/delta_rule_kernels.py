@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from onboard.ops.triton.overlap import wait_for_inputs
 from onboard.ops.triton.state import pairwise_decay, span
 
 
@@ -40,7 +41,7 @@ def delta_step_kernel(
     q_stride_token, q_stride_head, k_stride_token, k_stride_head, v_stride_token, v_stride_head,
     g_stride_token, beta_stride_token, cache_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, GATED: tl.constexpr,
-    NORMALISE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    NORMALISE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Take the new tokens of one sequence, one by one, into BLOCK_V value channels of one head's state."""
     head = tl.program_id(1)
@@ -49,6 +50,7 @@ def delta_step_kernel(
     inside = (key < KEY)[:, None] & (value < VALUE)[None, :]
     cache_ptr += slot * cache_stride + head * (KEY * VALUE) + key[:, None] * VALUE + value[None, :]
     state = tl.load(cache_ptr, mask=inside & continues, other=0.0)
+    wait_for_inputs(OVERLAP, START_NEXT=False)  # the state is that of an earlier step
     q_ptr += start * q_stride_token + head // GROUP * q_stride_head + key
     k_ptr += start * k_stride_token + head // GROUP * k_stride_head + key
     v_ptr += start * v_stride_token + head * v_stride_head + value

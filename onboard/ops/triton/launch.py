@@ -49,6 +49,17 @@ def shared_memory(device: torch.device) -> int:
     return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
+def overlaps(device: torch.device) -> dict[str, bool]:
+    """Return the launch options of a kernel that may start before the one before it has ended.
+
+    It then calls `gdc_wait` before it touches what others write (programmatic dependent launch, from compute
+    capability 9.0 on).
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+        return {"OVERLAP": False}
+    return {"OVERLAP": True, "launch_pdl": True}
+
+
 def power_of_two(size: int) -> int:
     """Return the smallest power of two that is at least `size`."""
     return int(triton.next_power_of_2(size))

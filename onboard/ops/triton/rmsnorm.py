@@ -8,9 +8,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from onboard.ops.library import register_op
-from onboard.ops.triton.launch import last_contiguous, power_of_two, require_device
+from onboard.ops.triton.launch import last_contiguous, overlaps, power_of_two, require_device
 
 ELEMENTS = 1024
 """Short rows share a program until it has this many elements."""
@@ -19,9 +20,13 @@ ELEMENTS = 1024
 @triton.jit(do_not_specialize=["rows", "inner"])
 def _rmsnorm_kernel(
     out_ptr, total_ptr, x_ptr, residual_ptr, weight_ptr, rows, inner, stride_outer, stride_inner, eps,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WIDE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Normalise ROWS rows of x; row r lies at (r // inner) * stride_outer + (r % inner) * stride_inner."""
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < SIZE)[None, :]
@@ -34,7 +39,9 @@ def _rmsnorm_kernel(
         tl.store(total_ptr + packed, x, mask=inside)
     values = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 1) / SIZE + eps)
-    normed = (values * scale[:, None]).to(x_ptr.dtype.element_ty).to(tl.float32)
+    normed = values * scale[:, None]
+    if not WIDE:
+        normed = normed.to(x_ptr.dtype.element_ty).to(tl.float32)
     weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)
     tl.store(out_ptr + packed, (normed * weight[None, :]).to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -47,7 +54,10 @@ def _as_rows(x: Tensor) -> Tensor:
     return x.reshape(1, -1, x.shape[-1])
 
 
-def _launch(out: Tensor, total: Tensor | None, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> None:
+def launch(
+    out: Tensor, total: Tensor | None, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, wide: bool
+) -> None:
+    """Normalise x, or the sum of x and the residual, which is then written to `total`; `wide`: see `wide_norm`."""
     require_device(x)
     size = x.shape[-1]
     rows = x.numel() // size
@@ -58,8 +68,8 @@ def _launch(out: Tensor, total: Tensor | None, x: Tensor, residual: Tensor | Non
     x = _as_rows(x)
     _rmsnorm_kernel[(triton.cdiv(rows, rows_each),)](
         out, total, x, residual, weight.contiguous(), rows, x.shape[1], x.stride(0), x.stride(1), eps,
-        SIZE=size, BLOCK=block, ROWS=rows_each, HAS_RESIDUAL=residual is not None,
-        num_warps=min(16, max(1, block * rows_each // 512)),
+        SIZE=size, BLOCK=block, ROWS=rows_each, HAS_RESIDUAL=residual is not None, WIDE=wide,
+        num_warps=min(16, max(1, block * rows_each // 512)), **overlaps(x.device),
     )  # fmt: skip
 
 
@@ -79,7 +89,7 @@ def _fake_fused_add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: fl
 def triton_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`torch_rmsnorm` as one kernel."""
     out = _normed_like(input, weight)
-    _launch(out, None, input, None, weight, eps)
+    launch(out, None, input, None, weight, eps, wide=False)
     return out
 
 
@@ -87,5 +97,5 @@ def triton_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
 def triton_fused_add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """`torch_fused_add_rmsnorm` as one kernel."""
     out, total = _normed_like(x, weight), x.new_empty(x.shape)
-    _launch(out, total, x, residual.contiguous(), weight, eps)
+    launch(out, total, x, residual.contiguous(), weight, eps, wide=False)
     return out, total

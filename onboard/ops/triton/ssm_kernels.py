@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from onboard.ops.triton.overlap import wait_for_inputs
 from onboard.ops.triton.state import pairwise_decay, softplus, span
 
 
@@ -25,7 +26,7 @@ def ssm_step_kernel(
     least, most, x_stride_token, x_stride_head, B_stride_token, B_stride_group, C_stride_token, C_stride_group,
     dt_stride_token, cache_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Take the new tokens of one sequence, one by one, into BLOCK_P channels of one head's state."""
     head = tl.program_id(1)
@@ -36,6 +37,7 @@ def ssm_step_kernel(
     state = tl.load(cache_ptr, mask=inside & continues, other=0.0)
     A, D = tl.load(A_ptr + head).to(tl.float32), tl.load(D_ptr + head).to(tl.float32)
     bias = tl.load(bias_ptr + head).to(tl.float32)
+    wait_for_inputs(OVERLAP, START_NEXT=False)  # the state is that of an earlier step
     x_ptr += start * x_stride_token + head * x_stride_head + channel
     B_ptr += start * B_stride_token + head // GROUP * B_stride_group + n
     C_ptr += start * C_stride_token + head // GROUP * C_stride_group + n

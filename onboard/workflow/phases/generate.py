@@ -36,7 +36,7 @@ class Generate(Phase):
         path = context.root / "models" / f"modeling_{context.spec.family}.py"
         kept = context.files.exists(path) and same_but_revision(context.files.read(path), text)
         if not kept:
-            _prove_for_relatives(text, context)
+            _prove_for_relatives(path, text, context)
             context.files.write(path, text)
         found = "was there already" if kept else f"{len(text.splitlines())} lines"
         return PhaseResult({"model_file": context.relative(path)}, f"{found}, largest error of a block {worst:.1e}")
@@ -63,21 +63,33 @@ def same_but_revision(first: str, second: str) -> bool:
     return _REVISION.sub("", first, count=1) == _REVISION.sub("", second, count=1)
 
 
-def _prove_for_relatives(text: str, context: RunContext) -> None:
-    """Prove a file that is to replace another one for the models, too, that were onboarded with the old one."""
-    from onboard.codegen.prove import prove
-
+def _prove_for_relatives(path: Path, text: str, context: RunContext) -> None:
+    """Prove a file that is to replace another one for the models, too, that the other one serves."""
     for relative in _relatives(context):
-        try:
-            if relative.repository:
-                remote.call(context, "check", spec=relative.to_yaml(), text=text)
-            else:
-                prove(text, relative, export=False)
-        except OnboardError as error:
+        error = _refusal(text, relative, context)
+        if (
+            error is not None
+            and context.files.exists(path)
+            and not _refusal(context.files.read(path), relative, context)
+        ):
             raise OnboardError(
                 f"the model file for {context.model} does not serve {relative.model}, which shares it: {error.message}",
                 hint="Onboard one of them under another --root",
             ) from error
+
+
+def _refusal(text: str, relative: ModelSpec, context: RunContext) -> OnboardError | None:
+    """Return why a model file does not serve a model."""
+    from onboard.codegen.prove import prove
+
+    try:
+        if relative.repository:
+            remote.call(context, "check", spec=relative.to_yaml(), text=text)
+        else:
+            prove(text, relative, export=False)
+    except OnboardError as error:
+        return error
+    return None
 
 
 def _relatives(context: RunContext) -> list[ModelSpec]:

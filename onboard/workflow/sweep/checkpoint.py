@@ -34,6 +34,8 @@ class Checkpoint:
     """Options that the model does not run with, and why."""
     missing: list[str] = field(default_factory=list)
     """Classes of modules that the full model has and this one lacks: a pass would say nothing of them."""
+    flow: float = 0.0
+    """How far a token moves the logits of later ones, in terms of their size."""
 
 
 def make_checkpoint(target: Target, folder: Path, seed: int = 0) -> Checkpoint:
@@ -44,7 +46,8 @@ def make_checkpoint(target: Target, folder: Path, seed: int = 0) -> Checkpoint:
     model = build_tiny(_with(config, on), seed)
     model.save_pretrained(folder)  # type: ignore[operator]
     missing = missing_classes(_with(config, on), model)
-    return Checkpoint(type(model).__name__, is_causal(model), [option.name for option in on], refused, missing)
+    names = [option.name for option in on]
+    return Checkpoint(type(model).__name__, is_causal(model), names, refused, missing, flow(model))
 
 
 def missing_classes(config: PretrainedConfig, tiny: nn.Module) -> list[str]:
@@ -58,13 +61,29 @@ def missing_classes(config: PretrainedConfig, tiny: nn.Module) -> list[str]:
 @torch.no_grad()
 def is_causal(model: nn.Module) -> bool:
     """Tell whether a language model gives the same logits again, and the same ones when only later tokens change."""
-    generator = torch.Generator().manual_seed(7)
-    ids = torch.randint(VOCABULARY, (2, _LENGTH), generator=generator)
+    ids = _text()
     changed = ids.clone()
     changed[:, -4:] = (changed[:, -4:] + 1) % VOCABULARY
     first, second, other = (model(input_ids=text, use_cache=False).logits for text in (ids, ids, changed))
     limit = _SAME * first.square().mean().sqrt()
     return bool(((first - second).abs() <= limit).all() and ((first - other).abs()[:, :-4] <= limit).all())
+
+
+@torch.no_grad()
+def flow(model: nn.Module) -> float:
+    """Return how far a token moves the logits of the three after it: rmse over their root mean square.
+
+    Where it is next to nothing, no comparison of logits shows what became of earlier tokens.
+    """
+    ids = _text()
+    changed = ids.clone()
+    changed[:, -4] = (changed[:, -4] + 1) % VOCABULARY
+    first, other = (model(input_ids=text, use_cache=False).logits[:, -3:].double() for text in (ids, changed))
+    return float((other - first).square().mean().sqrt() / first.square().mean().sqrt())
+
+
+def _text() -> torch.Tensor:
+    return torch.randint(VOCABULARY, (2, _LENGTH), generator=torch.Generator().manual_seed(7))
 
 
 def _config(target: Target) -> PretrainedConfig:
@@ -100,8 +119,7 @@ def _switched_on(config: PretrainedConfig) -> tuple[list[Option], dict[str, str]
 def _effect(config: PretrainedConfig) -> tuple[dict[str, torch.Size], torch.Tensor]:
     """Return the shapes of the tiny model's parameters and buffers by name, and its logits for a fixed text."""
     model = build_tiny(config)
-    ids = torch.randint(VOCABULARY, (2, _LENGTH), generator=torch.Generator().manual_seed(7))
-    logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+    logits: torch.Tensor = model(input_ids=_text(), use_cache=False).logits
     return {name: tensor.shape for name, tensor in model.state_dict().items()}, logits
 
 

@@ -29,6 +29,8 @@ _WHERE_NONE: dict[str, Callable[[_Fields], Any]] = {
 _WHERE_ONE = {"num_experts": 64, "moe_topk": 8, "moe_top_k": 2}
 """A mixture of one expert, or that takes one without a weight, tells nothing of its router."""
 
+_CAUSAL = {"causal": True}
+"""A field that says whether tokens see later ones -> its value in checkpoints for generation, where there are any."""
 
 _NO_EMBEDDINGS_OF_LAYERS = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
 
@@ -55,11 +57,12 @@ def complete(config: PretrainedConfig) -> PretrainedConfig:
 
 def _decoder(fields: _Fields) -> dict[str, Any]:
     """Where a class serves encoders too, a checkpoint for generation says that it is a decoder, and causal."""
+    causal = {name: value for name, value in _CAUSAL.items() if name in fields}
     if fields.get("is_decoder") is not False:
-        return {}
+        return causal
     # Attention in blocks of which some are random is an encoder's: no such block is causal.
     whole = {"attention_type": "original_full"} if fields.get("attention_type") == "block_sparse" else {}
-    return {"is_decoder": True, **whole}
+    return {"is_decoder": True, **whole, **causal}
 
 
 def _kinds_of_layers(fields: _Fields) -> dict[str, Any]:

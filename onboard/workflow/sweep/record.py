@@ -25,6 +25,8 @@ RUN = ("logits", "tokens")
 """Levels of a model that runs without a model file."""
 LIMIT = 1e-5
 """Largest error on the CPU, in float32, whatever a test itself allows."""
+LEAST_FLOW = 10 * LIMIT
+"""How far a token has to move the logits of later ones, or none of these errors says anything of attention."""
 LevelStatus = Literal["passed", "failed", "skipped"]
 
 
@@ -67,6 +69,8 @@ class TargetRecord(StrictModel):
     is_causal: bool | None = None
     missing: list[str] | None = None
     """Classes of modules that the full model has and the tiny one lacks."""
+    flow: float | None = None
+    """How far a token moves the logits of later ones, in terms of their size."""
     options: list[str] = Field(default_factory=list)
     refused_options: dict[str, str] = Field(default_factory=dict)
     error: str = ""
@@ -207,11 +211,26 @@ def _status(record: TargetRecord, levels: dict[str, LevelStatus], until: str) ->
         return ("refused" if refused else "fail"), f"{bad.name}: {bad.error or bad.status}"
     if missing := next((level for level in all_levels(record.mode) if levels.get(level) != "passed"), None):
         return "fail", f"the level {missing} was {_fate(levels.get(missing))}"
-    if record.missing != []:
-        return "fail", f"the tiny checkpoint lacks {', '.join(record.missing or ['what nobody looked for'])}"
+    if not _tells(record):
+        return "fail", _untold(record)
     if record.is_causal is not True or not record.phases or record.phases[-1].name != _last_phase(record, until):
         return "fail", f"the run did not come to the end of {until}"
     return "pass", ""
+
+
+def _tells(record: TargetRecord) -> bool:
+    """Whether equality on the tiny checkpoint says something of the full model; what nobody looked at does not."""
+    return record.missing == [] and record.flow is not None and record.flow >= LEAST_FLOW
+
+
+def _untold(record: TargetRecord) -> str:
+    if record.missing != []:
+        return f"the tiny checkpoint lacks {', '.join(record.missing or ['what nobody looked for'])}"
+    if record.flow is None:
+        return "nobody measured whether a token of the tiny checkpoint moves later logits"
+    return (
+        f"a token moves the tiny checkpoint's later logits by {record.flow:.0e} of their size: equal ones say nothing"
+    )
 
 
 def _only_lacks_a_cache(record: TargetRecord, levels: dict[str, LevelStatus]) -> bool:
@@ -221,7 +240,7 @@ def _only_lacks_a_cache(record: TargetRecord, levels: dict[str, LevelStatus]) ->
     """
     said = f"{NoCachedFormError.__module__}.{NoCachedFormError.__qualname__}: "
     unable = all(row["level"] == "cached_decode" and row["message"].startswith(said) for row in _failed_tests(record))
-    complete = record.missing == [] and record.is_causal is True
+    complete = _tells(record) and record.is_causal is True
     return unable and complete and _reached(levels, record.mode) == PREFILL and levels["cached_decode"] == "failed"
 
 

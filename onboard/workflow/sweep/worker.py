@@ -154,7 +154,7 @@ def read_record(job: Job) -> TargetRecord:
         if made := event.pop("checkpoint", None):
             record.architecture, record.is_causal = made["architecture"], made["is_causal"]
             record.options, record.refused_options = made["options"], made["refused"]
-            record.missing = made["missing"]
+            record.missing, record.flow = made["missing"], made["flow"]
         if phase := event.pop("phase", None):
             record.phases = [*record.phases, phase]
         for name in event.keys() & {"step", "error", "lines", "tests"}:

@@ -57,6 +57,11 @@ def test_what_single_layers_have_for_themselves_keeps_its_ratio() -> None:
     assert heads["full_attention"] == 2 * heads["sliding_attention"]
 
 
+def test_a_second_count_of_the_same_layers_is_made_small() -> None:
+    config = _tiny("xlstm")
+    assert config.num_blocks == config.num_hidden_layers == 2
+
+
 def test_configs_inside_a_config_are_made_small() -> None:
     config = _tiny("gemma3")
     for part in (config.text_config, config.vision_config):
@@ -98,3 +103,14 @@ def test_limits_are_where_random_activations_reach_them() -> None:
     assert _tiny("gpt_oss").swiglu_limit == REACHED
     assert _tiny("gemma3_text").attn_logit_softcapping is None
     assert _tiny("olmo", clip_qkv=8.0).clip_qkv == REACHED
+
+
+def test_a_list_that_has_as_many_entries_as_there_are_layers_by_chance_is_kept_whole() -> None:
+    config = _tiny("falcon_h1", num_hidden_layers=5)
+    assert config.num_hidden_layers < 5
+    assert len(config.ssm_multipliers) == 5
+
+
+def test_one_head_has_keys_of_its_own() -> None:
+    config = _tiny("llama", hidden_size=32, num_attention_heads=1, num_key_value_heads=1)
+    assert config.num_key_value_heads == config.num_attention_heads

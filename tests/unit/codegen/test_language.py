@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 
 import pytest
 
+from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.state import ClassState
 from onboard.codegen.translate.values import PaddingMask, Untranslatable
 
@@ -203,6 +205,34 @@ class Toy(nn.Module):
     assert forward == "return self.maybe(x)"
 
 
+@pytest.mark.parametrize("number", [3, 0])
+def test_a_class_that_no_layer_of_this_config_has_is_left_out_and_guarded(translate: Translate, number: int) -> None:
+    state, init, forward = translate(
+        PARTS
+        + """
+class Toy(nn.Module):
+    def __init__(self, config, number=3):
+        super().__init__()
+        self.number = number
+        self.used = First(config, 0)
+        self.other = Second(config, 1) if number in config.numbers else None
+
+    def forward(self, x):
+        if self.other is not None:
+            x = self.other(x)
+        return self.used(x)
+""",
+        {"size": 4, "numbers": [number]},
+    )
+    if number == 3:  # the class is there
+        assert "Second" in init
+        assert "self.other" in forward
+    else:
+        assert "Second" not in init
+        assert forward == "return self.used(x)"
+        assert [ast.unparse(guard) for guard in state.guards] == ["not 3 in config.numbers"]
+
+
 def test_modules_that_nothing_runs_keep_their_weights(translate: Translate) -> None:
     state, init, _ = translate(
         PARTS
@@ -374,3 +404,92 @@ class Toy(nn.Module):
     )
     assert "nn.ModuleList([First(config=config) for _ in range(2)])" in init
     assert "for layer in self.others:" in forward
+
+
+@pytest.mark.parametrize("kept", ["number", "number + 1"])
+def test_a_layer_is_asked_for_its_number_where_it_keeps_it_as_it_is(translate: Translate, kept: str) -> None:
+    text = f"""
+class Layer(nn.Module):
+    def __init__(self, config, number):
+        super().__init__()
+        self.number = {kept}
+        self.used = First(config, 0)
+        self.other = Second(config, 1) if number in config.numbers else None
+
+    def forward(self, x):
+        if self.other is not None:
+            x = self.other(x)
+        return self.used(x)
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(config, i) for i in range(2)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+"""
+    state, _, _ = translate(PARTS + text, {"size": 4, "numbers": [5]})
+    (layer,) = (found for cls, found in state.translator.states.items() if cls.__name__ == "Layer")
+    forward = print_block(layer.methods["forward"].body)
+    if kept == "number":
+        assert [ast.unparse(guard) for guard in layer.guards] == ["not number in config.numbers"]
+        assert forward == "return self.used(x)"
+    else:
+        assert layer.guards == []
+        assert "self.other" in forward
+
+
+@pytest.mark.parametrize("test", ["self.config.most < x.shape[1]", "self.config.most > x.shape[1]"])
+def test_a_side_for_long_texts_alone_is_left_out_and_asserted(translate: Translate, test: str) -> None:
+    text = f"""
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.used = First(config, 0)
+
+    def forward(self, x):
+        if not self.training and {test}:
+            offset = 0
+            while offset < x.shape[1]:
+                x[:, offset] = self.used(x[:, offset])
+                offset += 1
+        else:
+            x = self.used(x)
+        return x
+"""
+    if ">" in test:  # most texts would be on the side that has no translation
+        with pytest.raises(Untranslatable):
+            translate(PARTS + text, {"size": 4, "most": 99})
+    else:
+        _, _, forward = translate(PARTS + text, {"size": 4, "most": 99})
+        assert forward.split("\n") == [
+            "assert x.shape[1] <= self.config.most, 'not covered: texts of more tokens at a time'",
+            "return self.used(x)",
+        ]
+
+
+@pytest.mark.parametrize("made", ["nn.Parameter(torch.zeros(4))", "nn.Linear(4, 4)"])
+def test_an_attribute_that_may_be_none_is_asked_for(translate: Translate, made: str) -> None:
+    _, _, forward = translate(
+        f"""
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        if config.biased:
+            self.bias = {made}
+        else:
+            self.bias = None
+
+    def forward(self, x):
+        if self.bias is not None:
+            x = x + 1
+        return x
+""",
+        {"biased": False},
+    )
+    assert forward.split("\n") == ["if self.bias is not None:", "    x = x + 1", "return x"]

@@ -14,7 +14,7 @@ from onboard.codegen.prove import TOLERANCE, prove
 from onboard.errors import OnboardError
 
 CONV, SSM, SELECTIVE, DELTA = "torch_causal_conv1d", "torch_ssm", "torch_selective_scan", "torch_gated_delta_rule"
-GATED, ATTENTION, MLA = "torch_rmsnorm_gated", "torch_attention", "torch_mla"
+GATED, ATTENTION, MLA, MLSTM = "torch_rmsnorm_gated", "torch_attention", "torch_mla", "torch_mlstm"
 _LFM2_KINDS = ["conv", "conv", "full_attention", "conv"]
 
 FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
@@ -31,9 +31,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "falcon_h1": ({"ssm_multipliers": [1.5, 0.5, 0.7, 1.2, 2.0]}, {CONV, SSM, ATTENTION}),
     "deepseek_v3": ({}, {MLA}),
     "qwen3_next": ({}, {CONV, DELTA, GATED, ATTENTION}),
+    "xlstm": ({}, {MLSTM}),
 }
 """Family -> config fields that differ from the class's defaults, canonical ops of its mixers."""
-MIXERS = {CONV, SSM, SELECTIVE, DELTA, GATED, ATTENTION, MLA}
+MIXERS = {CONV, SSM, SELECTIVE, DELTA, GATED, ATTENTION, MLA, MLSTM}
 
 
 @cache
@@ -66,6 +67,7 @@ def test_mixers_are_canonical_ops(family: str) -> None:
         ("mamba", {"use_conv_bias": False, "use_bias": True}),
         ("lfm2", {"conv_bias": True}),
         ("olmo_hybrid", {"linear_allow_neg_eigval": False}),
+        ("xlstm", {"eps": 0.05, "gate_soft_cap": 3.0}),
     ],
 )
 def test_one_file_serves_other_settings(family: str, fields: dict[str, Any]) -> None:

@@ -130,3 +130,16 @@ def test_a_model_that_looks_ahead_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "build_tiny", sees_ahead)
     with pytest.raises(OnboardError, match="not causal"):
         module.analyze({"model_type": "llama"}, model="x")
+
+
+@pytest.mark.parametrize(
+    ("family", "says"),
+    [
+        ("gpt_neo", {"GPTNeoSelfAttention": "attention", "GPTNeoBlock": "One decoder", "GPTNeoModel": "Embedding"}),
+        ("opt", {"OPTDecoderLayer": "One decoder", "OPTDecoder": "Embedding", "OPTModel": "Embedding"}),
+    ],
+)
+def test_a_class_says_what_it_is(family: str, says: dict[str, str]) -> None:
+    classes = [node for node in ast.parse(_text(family)).body if isinstance(node, ast.ClassDef)]
+    docstrings = {node.name: ast.get_docstring(node) or "" for node in classes}
+    assert all(words in docstrings[name] for name, words in says.items())

@@ -48,6 +48,27 @@ class Toy(nn.Module):
     assert state.methods["forward"].parameters == ["x"]
 
 
+def test_a_new_cache_is_none(translate: Translate) -> None:
+    _, _, forward = translate(
+        """
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+    def forward(self, x, cache=None):
+        if cache is None:
+            cache = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        if cache is not None:
+            x = cache.update(x, x, 0)[0]
+        return x + 1
+"""
+    )
+    assert forward == "return x + 1"
+
+
 def test_a_branch_on_the_config_keeps_both_sides(translate: Translate) -> None:
     _, init, forward = translate(
         """

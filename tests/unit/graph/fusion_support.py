@@ -20,14 +20,14 @@ from onboard.graph.shapes import propagate_shapes
 from onboard.graph.transform import TransformInfo, get_transform, transform_keys
 
 
-def exported(model: nn.Module, *shape: int, device: str = "meta") -> fx.GraphModule:
+def exported(model: nn.Module, *shape: int, device: str = "meta", dtype: torch.dtype = torch.float32) -> fx.GraphModule:
     """Export a module of one float input [batch, sequence, size], its first two sizes dynamic."""
     dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     model = copy.deepcopy(model).eval()
     memo = {id(p): nn.Parameter(p.detach().to(device), requires_grad=False) for p in model.parameters()}
     for module in model.modules():
         module._parameters.update({name: memo[id(p)] for name, p in module._parameters.items() if p is not None})
-    return export_to_graph(model, {"x": torch.empty(shape)}, {"x": dynamic}, torch.device("cpu"))
+    return export_to_graph(model, {"x": torch.empty(shape, dtype=dtype)}, {"x": dynamic}, torch.device("cpu"))
 
 
 def random_state(model: nn.Module, seed: int) -> dict[str, torch.Tensor]:

@@ -64,6 +64,36 @@ def on_gpu(tmp_path) -> TransformContext:
     return context
 
 
+class NormedHeads(nn.Module):
+    """Two rotations; the heads of the first are normalised, those of the second by norms of two kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ParameterList(torch.randn(8) for _ in range(4))
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        angles = x[..., :8]
+        for first, second, eps in ((0, 1, 1e-5), (2, 3, 1e-3)):
+            q, k = x.reshape(batch, length, 3, 8).split([2, 1], 2)
+            q = ops.torch_rmsnorm(q, self.norms[first], 1e-5)
+            k = ops.torch_rmsnorm(k, self.norms[second], eps)
+            x = torch.cat(ops.torch_rope_with_explicit_cos_sin(q, k, angles.cos(), angles.sin(), 2), 2).flatten(2)
+        return x
+
+
+def test_norms_of_one_kind_join_the_rotation(on_gpu):
+    model, x = NormedHeads(), torch.randn(2, 3, 24)
+    gm = exported(model, 2, 3, 24, device="cpu")
+    gm, info, _ = apply("optimize_rope", gm, on_gpu)
+    assert info.num_matches == 2
+    assert [targets(gm).count(f"onboard.{op}.default") for op in NORM_ROPE] == [1, 1, 2]
+    assert rmse(gm(x), model(x).detach()) <= 1e-5
+
+
+NORM_ROPE = ("triton_norm_rope", "triton_rope_cached", "torch_rmsnorm")
+
+
 def _case(activation: str = "gelu", unsqueeze_dim: int = 2):
     model = Layer(activation, unsqueeze_dim)
     model.load_state_dict(random_state(model, random.randrange(10**6)), strict=False)
@@ -119,3 +149,45 @@ def test_an_explicit_triton_back_end_is_used_where_it_runs():
     assert not context.facts
     assert targets(gm).count("onboard.triton_rmsnorm.default") == 2
     assert rmse(gm(x), expected) <= 1e-6
+
+
+class Gated(nn.Module):
+    """A gated norm in float32 with a cast behind it, and one without; a constant that is computed from a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+        self.decay = nn.Parameter(torch.zeros(16))
+
+    def forward(self, x):
+        x = x * -self.decay.exp()
+        both = ops.torch_rmsnorm_gated(x, self.weight, x.tanh(), 1e-5, 8)
+        return ops.torch_rmsnorm_gated(x, self.weight, None, 1e-5, 16).double() + both.to(torch.float64)
+
+
+def test_gated_norms_take_the_cast_behind_them(on_gpu):
+    model = Gated()
+    model.load_state_dict(random_state(model, random.randrange(10**6)))
+    gm, _, _ = apply("cleanup_input_constraints", exported(model, 2, 3, 16, device="cpu"))
+    gm, info, _ = apply("fuse_rmsnorm", gm, on_gpu)
+    assert info.num_matches == 2
+    assert targets(gm).count("onboard.triton_fused_rmsnorm_gated.default") == 2
+    assert not any(target.startswith(("to.", "_to_copy")) for target in targets(gm))
+    x = torch.randn(2, 3, 16)
+    assert rmse(gm(x), model(x)) <= 1e-6
+
+
+def test_mixtures_and_routers_use_the_kernels(on_gpu):
+    from test_fuse_moe import HIDDEN, Mixture
+    from test_match_moe_routing import Model, biased
+
+    for model in (Mixture(bias=True), Model(biased)):
+        model.load_state_dict(random_state(model, random.randrange(10**6)), strict=False)
+        gm, _, _ = apply("match_moe_routing_pattern", exported(model, 2, 3, HIDDEN, device="cpu"))
+        gm, info, context = apply("fuse_moe", gm, on_gpu)
+        assert info.num_matches == 1
+        assert context.facts == []
+        assert "onboard.triton_moe_fused.default" in targets(gm)
+        x = torch.randn(2, 4, HIDDEN)
+        assert rmse(gm(x), model(x)) <= 1e-6
+    assert "onboard.triton_moe_router.default" in targets(gm)

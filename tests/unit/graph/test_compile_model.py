@@ -9,6 +9,7 @@ import torch
 from decoder_support import VOCABULARY, copied_inputs, decoder, make_cache, set_decode_batch
 from fusion_support import apply, context_for
 from graph_support import rmse
+from onboard.content.transforms.compile.compile_model import CompileModel, CompileModelConfig
 
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.capture import capture_sizes, pad_decode
@@ -176,7 +177,11 @@ def test_attention_that_reads_lengths_on_the_host_is_not_captured(gm, tmp_path):
     [
         ({"backend": "torch-simple", "piecewise_enabled": True}, "piecewise_enabled"),
         ({"backend": "torch-compile", "piecewise_enabled": True}, "piecewise_enabled"),
-        ({"backend": "torch-cudagraph", "piecewise_num_tokens": [64]}, "piecewise_num_tokens"),
+        ({"backend": "torch-simple", "piecewise_num_tokens": [64]}, "piecewise_num_tokens"),
+        (
+            {"backend": "torch-cudagraph", "piecewise_enabled": False, "piecewise_num_tokens": [64]},
+            "piecewise_num_tokens",
+        ),
         (
             {"backend": "torch-cudagraph", "piecewise_enabled": True, "piecewise_num_tokens": [0]},
             "piecewise_num_tokens",
@@ -192,14 +197,14 @@ def test_fields_are_validated(gm, tmp_path, fields, message):
         _compile(gm, tmp_path, **fields)
 
 
-def test_piecewise_graphs_are_refused_not_ignored(gm, tmp_path):
-    with pytest.raises(OnboardError, match="piecewise CUDA graphs are not available"):
-        _compile(gm, tmp_path, backend="torch-cudagraph", piecewise_enabled=True)
-
-
-def test_compatibility_field_is_a_visible_fact(gm, tmp_path):
-    _, _, context = _compile(gm, tmp_path, backend="torch-simple", num_batched_inputs=2)
-    assert "num_batched_inputs" in context.facts[0]
+def test_a_wrong_number_of_batched_inputs_is_refused(gm, tmp_path):
+    context = context_for(tmp_path)
+    context.cache = make_cache()
+    config = CompileModelConfig(stage="compile", backend="torch-cudagraph", num_batched_inputs=2)
+    with pytest.raises(UsageError, match="num_batched_inputs 2, and the graph takes 9: input_ids, "):
+        CompileModel(config)._check_inputs(gm, context)
+    for right in (9, None):
+        CompileModel(config.model_copy(update={"num_batched_inputs": right}))._check_inputs(gm, context)
 
 
 @pytest.mark.slow

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import conversion_mapping
 from transformers.core_model_loading import Chunk, Concatenate, Transpose, WeightConverter, WeightRenaming
 
-from onboard.graph import converted_weights
 from onboard.graph.converted_weights import Source, converted
 
 
@@ -17,7 +17,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         WeightConverter("turned.weight", "other.weight", operations=[Transpose(0, 1)]),
     ]
     found = {"known": declared}
-    monkeypatch.setattr(converted_weights, "get_checkpoint_conversion_mapping", found.get)
+    monkeypatch.setattr(conversion_mapping, "get_checkpoint_conversion_mapping", found.get)
     return declared
 
 

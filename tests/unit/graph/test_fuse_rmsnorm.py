@@ -148,3 +148,31 @@ def test_a_weight_that_depends_on_the_input_is_not_folded():
     gm, _, _ = apply("fuse_rmsnorm", gm, rmsnorm_backend="torch")
     assert targets(gm).count("add.Tensor") == 1
     assert rmse(gm(x), expected) <= 1e-6
+
+
+class Sandwich(nn.Module):
+    """A norm between casts, as models with weights around zero write it, in a residual stream of 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x):
+        x = x.bfloat16()
+        total = x + x.tanh()
+        normed = torch.ops.onboard.torch_rmsnorm(total.float(), 1.0 + self.weight.float(), 1e-6).type_as(total)
+        return normed.sin() + total
+
+
+def test_a_norm_between_casts_is_one_op():
+    model = Sandwich()
+    model.load_state_dict(random_state(model, 3))
+    gm, _, _ = apply("cleanup_input_constraints", exported(model, 2, 3, 8, device="cpu"))
+    gm, info, _ = apply("fuse_rmsnorm", gm, rmsnorm_backend="torch")
+    assert info.num_matches == 1
+    assert targets(gm).count("onboard.torch_wide_rmsnorm.default") == 1
+    assert not any("type_as" in target for target in targets(gm))
+    gm, info, _ = apply("fuse_add_rms_norm", gm)
+    assert info.num_matches == 1
+    x = torch.randn(2, 5, 8)
+    assert torch.equal(gm(x), model(x))

@@ -11,7 +11,8 @@ pytest.importorskip("triton", reason="needs the package triton, which there is f
 
 
 def test_fusions_on_the_triton_back_end() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_fusions.py"]
+    files = ["interpreted_fusions.py", "interpreted_linears.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     done = subprocess.run(
         command,
         cwd=Path(__file__).parent,

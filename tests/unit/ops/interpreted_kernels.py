@@ -47,6 +47,17 @@ def test_rmsnorm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     assert relative_error(actual, ops.torch_rmsnorm(x, weight, 1e-3)) < DTYPES[dtype]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_wide_rmsnorm(dtype: torch.dtype) -> None:
+    x, residual, weight = (torch.randn(2, 5, 40) * 3).to(dtype), torch.randn(2, 5, 40).to(dtype), torch.randn(40)
+    expected = ops.torch_rmsnorm(x.double(), weight.double(), 1e-3)
+    assert relative_error(ops.triton_wide_rmsnorm(x, weight, 1e-3), expected) < DTYPES[dtype]
+    normed, total = ops.triton_fused_add_wide_rmsnorm(x, residual, weight, 1e-3)
+    assert normed.dtype == total.dtype == dtype
+    assert relative_error(total, x.double() + residual.double()) < DTYPES[dtype]
+    assert relative_error(normed, ops.torch_rmsnorm(total.double(), weight.double(), 1e-3)) < DTYPES[dtype]
+
+
 def test_rmsnorm_of_heads_inside_a_projection_and_its_dtypes() -> None:
     x, weight = torch.randn(2, 5, 60).bfloat16(), torch.randn(8)
     part = x[..., 16:48].view(2, 5, 4, 8)
@@ -103,6 +114,20 @@ def test_rope_cached(dtype: torch.dtype, dim: int, size: int) -> None:
     for ours, theirs in zip(ops.triton_rope_cached(q, k, cos, sin), expected, strict=True):
         assert ours.dtype == dtype
         assert relative_error(ours, theirs) < DTYPES[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "size"), [(24, 24), (24, 10)])
+def test_norm_rope(dtype: torch.dtype, dim: int, size: int) -> None:
+    wide = (torch.randn(2, 5, 9 * dim) * 3).to(dtype)
+    q, k = wide[..., : 6 * dim].view(2, 5, 6, dim), wide[..., 7 * dim :].view(2, 5, 2, dim)
+    weights = [torch.randn(dim).to(dtype) for _ in range(2)]
+    angle = torch.rand(2, 5, size // 2).repeat(1, 1, 2) * 6.28
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    expected = ops.torch_norm_rope(*(t.double() for t in (q, k, *weights)), 1e-2, cos.double(), sin.double())
+    for ours, theirs in zip(ops.triton_norm_rope(q, k, *weights, 1e-2, cos, sin), expected, strict=True):
+        assert ours.dtype == dtype
+        assert relative_error(ours, theirs) < 2 * DTYPES[dtype]
 
 
 def run(batch: Batch, options: Options, op: str = "triton_cached_attention") -> torch.Tensor:

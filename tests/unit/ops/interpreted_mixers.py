@@ -162,6 +162,16 @@ def test_ssm_in_low_precision(step: str, dtype: torch.dtype) -> None:
     check_state("cached_ssm", row, ssm(row, 4, 1, 8, 16, dtype), 11, LOW[dtype])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("step", ["prefill", "chunked prefill", "mixed"])
+def test_ssm_with_all_chunks_at_once(step: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_ssm, "LONG_QUERY", 5)
+    monkeypatch.setattr(cached_ssm, "LONG_CHUNK", 16)
+    row = make_step(step)
+    tolerance = 1e-5 if dtype == torch.float32 else LOW[dtype]
+    check_state("cached_ssm", row, ssm(row, 4, 2, 24, 20, dtype), 11, tolerance)
+
+
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("channels", "state", "optional"), [(70, 16, True), (9, 5, False)])
 def test_selective_scan(step: str, channels: int, state: int, optional: bool) -> None:
@@ -234,3 +244,18 @@ def test_the_sizes_of_real_models(
     used = row.args["block_table"].flatten().long() if name == "cached_mla" else row.slots
     arguments = REAL_SIZES[name](row, dtype)
     check(name, arguments, CAPTURED[name][1], row, 2e-5 if dtype == torch.float32 else 1.5e-2, used)
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("group", [24, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gated_rmsnorm(dtype: torch.dtype, group: int, first: bool) -> None:
+    x, wide = torch.randn(1, 5, 24, device=DEVICE).to(dtype), torch.randn(1, 5, 60, device=DEVICE)
+    weight, gate = torch.randn(24, device=DEVICE), wide[..., 20:44]
+    actual = ops.triton_fused_rmsnorm_gated(x, weight, gate, 1e-5, group, first, torch.bfloat16)
+    assert actual.dtype == torch.bfloat16
+    expected = ops.torch_rmsnorm_gated(x.double(), weight.double(), gate.double(), 1e-5, group, first)
+    assert relative_error(actual, expected) < 1.2e-2
+    plain = ops.triton_fused_rmsnorm_gated(x.float(), weight, None, 1e-5, group, first, torch.float32)
+    expected = ops.torch_rmsnorm_gated(x.double(), weight.double(), None, 1e-5, group, first)
+    assert relative_error(plain, expected) < 1e-6

@@ -38,6 +38,19 @@ def test_every_step_is_attention_over_the_whole_history(step: str, variant: str)
     assert relative_error(run(batch, VARIANTS[variant]), expected) < 1e-6
 
 
+@pytest.mark.parametrize("lengths", [(9, 9, 9), (20, 17, 30), (8, 16, 3, 8), (2, 60)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_batch_that_decodes_reads_no_more_than_its_own_keys(lengths: tuple[int, ...], variant: str) -> None:
+    batch = make_batch([(1, length) for length in lengths])
+    expected = cached_attention(batch, VARIANTS[variant])
+    owned = torch.zeros(batch.k_cache.shape[0] * 8, dtype=torch.bool)
+    for row, length in zip(batch.block_table, lengths, strict=True):
+        owned[[int(row[i // 8]) * 8 + i % 8 for i in range(length)]] = True
+    for cache in (batch.k_cache, batch.v_cache):  # what earlier sequences left there
+        cache.transpose(1, 2)[~owned.view(-1, 8)] = torch.nan
+    assert relative_error(run(batch, VARIANTS[variant]), expected) < 1e-6
+
+
 def test_new_tokens_are_stored_in_their_slots_and_nothing_else_is_touched() -> None:
     batch = make_batch(STEPS["mixed"])
     before = batch.k_cache.clone(), batch.v_cache.clone()

@@ -16,7 +16,7 @@ from onboard.ops.library import op_sources
 
 ops = torch.ops.onboard
 
-INTERPRETED = ("interpreted_kernels.py", "interpreted_mixers.py")
+INTERPRETED = ("interpreted_kernels.py", "interpreted_linear.py", "interpreted_mixers.py", "interpreted_moe.py")
 
 
 @pytest.mark.slow

@@ -183,7 +183,8 @@ def test_a_file_that_a_relative_needs_otherwise_is_not_replaced(
     spec.config["attention_bias"] = True
     spec.save(relative)
     path = tmp_path / "models" / "modeling_llama.py"
-    path.write_text("# the relative's file\n")
+    kept = path.read_text() + "# the relative's file\n"
+    path.write_text(kept)
     generate_model_file = model_file.generate_model_file
     monkeypatch.setattr(
         model_file,
@@ -192,7 +193,10 @@ def test_a_file_that_a_relative_needs_otherwise_is_not_replaced(
     )
     with pytest.raises(OnboardError, match="does not serve acme/relative, which shares it"):
         run(run_context, "generate")
-    assert path.read_text() == "# the relative's file\n"
+    assert path.read_text() == kept
+    path.write_text("of no use to either\n")
+    run(run_context, "generate")
+    assert "bias=False" in path.read_text()
 
 
 def test_same_but_revision() -> None:

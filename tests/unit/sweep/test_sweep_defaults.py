@@ -49,3 +49,8 @@ def test_what_lies_in_configs_inside_is_completed() -> None:
     config = complete(AutoConfig.for_model("dbrx"))
     assert config.attn_config.rope_theta == 10000.0
     assert config.attn_config.clip_qkv == 8
+
+
+@pytest.mark.parametrize(("model_type", "field", "value"), [("xlm", "causal", True), ("xlnet", "attn_type", "bi")])
+def test_a_decoder_sees_no_later_token(model_type: str, field: str, value: object) -> None:
+    assert _completed(model_type)[field] == value

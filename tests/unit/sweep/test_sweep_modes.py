@@ -26,6 +26,7 @@ def _record(**changes: Any) -> TargetRecord:
         "architecture": "LlamaForCausalLM",
         "is_causal": True,
         "missing": [],
+        "flow": 0.1,
         "phases": [PhaseRecord(name="build", status="done", seconds=1.0)],
         "tests": [{"level": level, **row} for level in ("logits", "tokens")],
     }

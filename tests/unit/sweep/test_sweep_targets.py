@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from onboard.analysis.tiny import build_tiny
 from onboard.errors import UsageError
 from onboard.workflow.sweep import checkpoint
-from onboard.workflow.sweep.checkpoint import is_causal, make_checkpoint, missing_classes
+from onboard.workflow.sweep.checkpoint import flow, is_causal, make_checkpoint, missing_classes
 from onboard.workflow.sweep.options import Option, options
+from onboard.workflow.sweep.record import LEAST_FLOW
 from onboard.workflow.sweep.targets import Target, causal_types, check_types, resolve
 
 
@@ -138,6 +141,15 @@ def test_a_checkpoint_of_a_given_config_keeps_what_the_config_says(tmp_path: Pat
     make_checkpoint(Target(name="mine", config=config), tmp_path / "mine")
     saved = json.loads((tmp_path / "mine" / "config.json").read_text())
     assert (saved["attention_bias"], saved["rms_norm_eps"]) == (True, 3e-3)
+
+
+def test_a_model_that_does_not_listen_is_told() -> None:
+    model: Any = build_tiny(AutoConfig.for_model("llama"))
+    assert flow(model) > LEAST_FLOW
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+    assert flow(model) == 0
 
 
 def test_an_option_without_effect_is_not_on(monkeypatch: pytest.MonkeyPatch) -> None:

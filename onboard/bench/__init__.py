@@ -1,0 +1,1 @@
+"""Measuring a model's speed: beside what the hardware allows, and beside transformers' own `generate`."""

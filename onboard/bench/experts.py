@@ -1,0 +1,53 @@
+"""How many experts of each layer a step's tokens really went to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from onboard.bench.work import is_mixture
+from onboard.graph.fx import arguments, graph_modules
+from onboard.graph.sequence import input_names
+from onboard.runtime.engine import Engine
+
+
+class _Hits(fx.Interpreter):
+    """Runs a graph and counts the experts that each layer's tokens chose."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm)
+        self.counts: list[int] = []
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Count before a mixture's node runs."""
+        if is_mixture(n):
+            chosen = self.env[arguments(n)["selected_experts"]]
+            self.counts.append(int(chosen.unique().numel()))
+        return super().run_node(n)
+
+
+def has_mixtures(engine: Engine) -> bool:
+    """Whether some of the model's layers have experts."""
+    return any(is_mixture(node) for _, gm in graph_modules(engine.gm) for node in gm.graph.nodes)
+
+
+@torch.inference_mode()
+def experts_hit(engine: Engine) -> list[float]:
+    """Run the engine's last step once more, without CUDA graphs; return the distinct experts of each mixture in order.
+
+    The requests of that step must not go on: recurrent states are advanced once more.
+    """
+    counts: list[float] = []
+    if not has_mixtures(engine):
+        return counts
+    args = dict(engine.cache.args)
+    latest = getattr(engine.cache, "latest", None)
+    if latest is not None:  # tokens that only the device knows yet
+        args["input_ids"] = latest.fill(args["input_ids"])
+    for _, gm in graph_modules(engine.gm):
+        hits = _Hits(gm)
+        hits.run(*(args[name] for name in input_names(gm)))
+        counts += hits.counts
+    return counts

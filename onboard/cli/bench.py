@@ -1,0 +1,157 @@
+"""`onboard bench`: how fast a model is, beside what the hardware allows and beside transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onboard.cli.model import Device, DTypeName, ModeName
+from onboard.errors import UsageError
+
+if TYPE_CHECKING:
+    from onboard.bench.suite import Report, Settings
+
+_DEFAULTS = {"cuda": ("1,8,32,64,128", "128,1024,8192", 129), "cpu": ("1,4", "64", 17)}
+"""Batches, contexts and tokens to generate, by device."""
+
+
+def bench(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A folder, an id, a name in the registry, or a config.json.")
+    ],
+    root: Annotated[
+        Path, typer.Option(help="Folder that the model was onboarded under.", show_default="here")
+    ] = Path(),
+    config: Annotated[Path | None, typer.Option(help="Configuration to use instead of the registered one.")] = None,
+    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.AUTO,
+    dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
+    mode: Annotated[
+        ModeName, typer.Option(help="graph: the onboarded model; hf, transformers: transformers' own, as it is.")
+    ] = ModeName.GRAPH,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Make the weights up on the device: true shapes, no download.")
+    ] = False,
+    batch: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Sequences at a time.", show_default="by device")
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Tokens of a prompt.", show_default="by device")
+    ] = None,
+    output_len: Annotated[
+        int | None, typer.Option(min=2, help="Tokens to generate for a prompt.", show_default="by device")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that each shape is measured.")] = 3,
+    compare: Annotated[
+        str, typer.Option(metavar="PEER,...", help="Measure beside it: hf, hf-compiled.", show_default="none")
+    ] = "",
+    profile: Annotated[bool, typer.Option("--profile", help="Draw the kernels of one decode step.")] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the prompts.", show_default="random")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where the pictures go.", show_default="under the root")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Use the local cache only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Measure a model's speed beside what the hardware allows, and beside transformers.
+
+    Prompts are random tokens, decoding is greedy. Writes bench.json, roofline.svg and startup.svg.
+    """
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    settings = _settings(device.value, batch, context, output_len, repeats, compare, seed, profile)
+    overrides = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
+    report = _measure(model, root.expanduser(), config, overrides, random_weights, settings)
+    _show(report, output or _folder(root.expanduser(), model), as_json=as_json)
+
+
+def _settings(
+    device: str,
+    batch: str | None,
+    context: str | None,
+    output_len: int | None,
+    repeats: int,
+    compare: str,
+    seed: int | None,
+    profile: bool,
+) -> Settings:
+    from onboard.bench.peers import parse_peers
+    from onboard.bench.shape import grid
+    from onboard.bench.suite import Settings
+    from onboard.runtime.build import resolve_device
+
+    batches, contexts, tokens = _DEFAULTS[resolve_device(device).type]
+    shapes = grid(numbers("batch", batch or batches), numbers("context", context or contexts), output_len or tokens)
+    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
+    return Settings(shapes, seed, repeats, parse_peers(compare), profile)
+
+
+def _measure(
+    model: str, root: Path, config: Path | None, overrides: dict[str, Any], random_weights: bool, settings: Settings
+) -> Report:
+    from onboard.bench.subject import open_subject
+    from onboard.bench.suite import run_suite
+
+    _say(f"seed {settings.seed}")
+    with open_subject(model, root, config=config, overrides=overrides, random_weights=random_weights) as subject:
+        return run_suite(subject, settings, _say)
+
+
+def _show(report: Report, folder: Path, *, as_json: bool) -> None:
+    from onboard.bench.document import document
+
+    made = document(report)
+    files = _write(report, made, folder)
+    if as_json:
+        print(json.dumps(made, indent=2))
+        return
+    from onboard.cli.bench_tables import show
+
+    show(made)
+    print(f"wrote {', '.join(path.name for path in files)} to {folder}")
+
+
+def numbers(name: str, text: str) -> list[int]:
+    """Return the numbers of a comma-separated list, each once, ascending."""
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise UsageError(f"--{name} {text!r} is not a list of numbers", hint="Write it as 1,8,32") from None
+    if numbers[0] < 1:
+        raise UsageError(f"--{name} has {numbers[0]}", hint="Numbers start at 1")
+    return numbers
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _folder(root: Path, model: str) -> Path:
+    from onboard.workflow.engine import work_folder
+
+    return work_folder(root, model) / "bench"
+
+
+def _write(report: Report, made: dict[str, Any], folder: Path) -> list[Path]:
+    """Write the document and the pictures; return their paths."""
+    from onboard.bench.pictures import roofline, timeline
+    from onboard.bench.profile_picture import picture
+
+    texts = {"bench.json": json.dumps(made, indent=2) + "\n", "startup.svg": timeline(report)}
+    if any(result.measured for result in report.results):
+        texts["roofline.svg"] = roofline(report)
+    for result in report.results:
+        if result.profile is not None and result.measured is not None:
+            name = f"batch {result.shape.batch}, context {result.shape.context}"
+            step = f"{1e3 * result.measured.decode_step:.3f} ms when not recorded"
+            title = f"{report.subject.name}: a decode step of {name}, {step}"
+            texts[f"decode_{result.shape.batch}_{result.shape.context}.svg"] = picture(result.profile, title)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]

@@ -1,0 +1,243 @@
+"""Exported and transformed graphs, kept from start to start under a digest of everything that they depend on.
+
+A graph is a function of the model file, the model's config, the transforms with their fields, the run's settings, the
+names and shapes in the checkpoint, the device, this package's own code and the libraries' versions; each is in the key,
+and the whole key is in the file and compared, not its digest alone. Weights are not kept: a graph is kept as it is
+before they are loaded, or, when all later parameters are theirs, joined at most, as it is before it is compiled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from onboard.content import CONTENT_ROOT
+from onboard.graph.checkpoint import Checkpoint
+from onboard.graph.context import HistoryEntry, TransformContext
+from onboard.graph.interface import make_interface
+from onboard.graph.saved_graph import CannotSaveError, load_graph, save_graph
+from onboard.graph.transform import BaseTransform
+from onboard.graph.weights import is_as_loaded
+
+FOLDER_VARIABLE = "ONBOARD_CACHE"
+MOST_BYTES = 2 << 30
+_LIBRARIES = ("torch", "triton", "transformers", "numpy", "safetensors", "flashinfer-python", "flash-linear-attention")
+_SWITCHES = ("TRITON_INTERPRET",)
+_NOT_IN_KEY = {"model", "revision", "transforms"}
+"""Fields of a run: where the model is found says nothing of it, and the transforms are in the key as they are run."""
+
+log = logging.getLogger("onboard.pipeline")
+
+
+def cache_folder() -> Path | None:
+    """Return where graphs are kept: ONBOARD_CACHE (empty: nowhere), or a folder of the user's cache."""
+    chosen = os.environ.get(FOLDER_VARIABLE)
+    if chosen is not None:
+        return Path(chosen) / "graphs" if chosen else None
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "onboard" / "graphs"
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a transform did when the graph was made."""
+
+    key: str
+    skipped: bool
+    num_matches: int
+
+
+@dataclass
+class Restored:
+    """A graph from the cache, and what was done to it."""
+
+    module: nn.Module
+    done: dict[str, Done]
+    facts: list[str]
+
+
+class GraphCache:
+    """The graphs kept in one folder; at most `most_bytes` of them, the last used ones."""
+
+    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
+        self.folder = folder
+        self.most_bytes = most_bytes
+
+    def find(self, parts: dict[str, Any], context: TransformContext) -> Restored | None:
+        """Return the graph of a key, with the context's caches registered; None when it is not there, or damaged."""
+        path = self._path(parts)
+        if not path.is_file():
+            return None
+        try:
+            module, extra = load_graph(path)
+            if extra["parts"] != _text(parts):
+                return None
+            done = {key: Done(key, *rest) for key, *rest in extra["done"]}
+            os.utime(path)
+        except Exception as error:  # whatever a damaged file leads to, the graph can be made again
+            log.warning("%s is damaged and is made again: %s", path, error)
+            path.unlink(missing_ok=True)
+            return None
+        if extra["resources"] is not None:
+            context.cache = make_interface(context)
+            for name, resource in extra["resources"].items():
+                context.cache.add_cache(name, resource)
+        return Restored(module, done, extra["facts"])
+
+    def keep(
+        self,
+        parts: dict[str, Any],
+        module: nn.Module,
+        context: TransformContext,
+        done: Sequence[Done],
+        facts: Sequence[str],
+    ) -> None:
+        """Write a graph; where that cannot be, for the log alone says why, it is made again at the next start."""
+        cache_ = context.cache
+        extra = {
+            "parts": _text(parts),
+            "done": [[each.key, each.skipped, each.num_matches] for each in done],
+            "facts": list(facts),
+            "resources": None if cache_ is None else dict(cache_.resources),
+        }
+        try:
+            if not isinstance(module, fx.GraphModule):
+                raise CannotSaveError(f"a {type(module).__name__}")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=self.folder) as scratch:
+                save_graph(module, Path(scratch) / "graph", extra)
+                os.replace(Path(scratch) / "graph", self._path(parts))
+            self._forget()
+        except (CannotSaveError, OSError) as error:
+            log.info("the graph is not kept for the next start: %s", error)
+
+    def _path(self, parts: dict[str, Any]) -> Path:
+        return self.folder / f"{hashlib.sha256(_text(parts).encode()).hexdigest()}.safetensors"
+
+    def _forget(self) -> None:
+        """Remove the graphs that were not used for longest, until there is room for the others."""
+        files = sorted(self.folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime, reverse=True)
+        total = 0
+        for file in files:
+            total += file.stat().st_size
+            if total > self.most_bytes:
+                file.unlink(missing_ok=True)
+
+
+class KeptRun:
+    """One run of a pipeline beside the cache: it starts from a kept graph, or leaves one."""
+
+    def __init__(self, cache: GraphCache, transforms: Sequence[BaseTransform[Any]], context: TransformContext) -> None:
+        """Look for the graph; its facts, and its caches, become the context's."""
+        self._cache, self._transforms, self._context = cache, transforms, context
+        self._parts = key_parts(context, transforms)
+        self._restored = cache.find(self._parts, context)
+        self._done: list[Done] = []
+        self._facts: list[str] = []
+        self._is_kept = self.is_restored
+        if self._restored is not None:
+            context.facts.extend(self._restored.facts)
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether there was a kept graph."""
+        return self._restored is not None
+
+    @property
+    def module(self) -> nn.Module:
+        """The kept graph, or an empty module."""
+        return self._restored.module if self._restored is not None else nn.Module()
+
+    def done_before(self, transform: BaseTransform[Any]) -> Done | None:
+        """Return what a transform did to the kept graph, None when it is to run now."""
+        return self._restored.done.get(transform.key) if self._restored is not None else None
+
+    def is_due(self, index: int) -> bool:
+        """Whether the graph is ready before the transform at `index`: what follows only acts."""
+        following = self._transforms[index:]
+        return not self._is_kept and all(each.acts or not each.config.enabled for each in following)
+
+    def note(self, transform: BaseTransform[Any], entry: HistoryEntry, facts: Sequence[str]) -> None:
+        """Take down what a transform did to the graph, and the facts about the graph that came to light."""
+        self._facts.extend(facts)
+        if not transform.acts:
+            self._done.append(Done(transform.key, entry.skipped, entry.num_matches))
+
+    def keep(self, module: nn.Module) -> None:
+        """Write the graph, once, if its parameters can be read again from the checkpoint."""
+        self._is_kept = True
+        if all(is_as_loaded(parameter) for parameter in module.parameters()):
+            self._cache.keep(self._parts, module, self._context, self._done, self._facts)
+        else:
+            log.info("the graph is not kept for the next start: some parameters are computed from others")
+
+
+def key_parts(context: TransformContext, transforms: Iterable[BaseTransform[Any]]) -> dict[str, Any]:
+    """Return everything that a run's graph depends on, as JSON."""
+    factory, runtime = context.factory, context.runtime
+    config = {key: value for key, value in factory.config.to_dict().items() if "name_or_path" not in key}
+    return {
+        "code": _code_digest(),
+        "model_file": _digest([factory.model_file()]),
+        "config": [type(factory.config).__name__, config],
+        "transforms": [[each.key, each.config.model_dump(mode="json")] for each in transforms],
+        "runtime": runtime.model_dump(mode="json", exclude=_NOT_IN_KEY),
+        "checkpoint": None if runtime.skip_loading_weights else _headers(factory.checkpoint),
+        "dtype": str(context.dtype),
+        "device": _device(context.device),
+        "first_position": context.first_position,
+        "versions": {name: _version(name) for name in _LIBRARIES} | {"python": platform.python_version()},
+        "switches": {name: os.environ.get(name) for name in _SWITCHES},
+    }
+
+
+def _text(parts: dict[str, Any]) -> str:
+    return json.dumps(parts, sort_keys=True, default=str)
+
+
+def _headers(checkpoint: Path) -> str:
+    names = Checkpoint(checkpoint).names()
+    described = sorted(f"{name} {meta.dtype} {list(meta.shape)}" for name, meta in names.items())
+    return hashlib.sha256("\n".join(described).encode()).hexdigest()
+
+
+def _device(device: torch.device) -> list[Any]:
+    if device.type != "cuda":
+        return [device.type]
+    found = torch.cuda.get_device_properties(device)
+    return [str(device), found.name, found.major, found.minor, found.multi_processor_count, torch.version.cuda]
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+@cache
+def _code_digest() -> str:
+    package = Path(__file__).resolve().parents[1]
+    return _digest(sorted([*package.rglob("*.py"), *(CONTENT_ROOT / "transforms").rglob("*.py")]))
+
+
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        content = file.read_bytes()
+        digest.update(f"{file.name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()

@@ -1,0 +1,29 @@
+"""RMSNorm in float32 throughout, alone and after a residual addition: the kernel of `rmsnorm`, less one rounding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onboard.ops.library import register_op
+from onboard.ops.triton.rmsnorm import launch
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@register_op(lambda input, weight, eps: _like(input))
+def triton_wide_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`torch_wide_rmsnorm` as one kernel."""
+    out = _like(input)
+    launch(out, None, input, None, weight, eps, wide=True)
+    return out
+
+
+@register_op(lambda x, residual, weight, eps: (_like(x), _like(x)))
+def triton_fused_add_wide_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`torch_fused_add_wide_rmsnorm` as one kernel."""
+    out, total = _like(x), _like(x)
+    launch(out, total, x, residual.contiguous(), weight, eps, wide=True)
+    return out, total

@@ -1,0 +1,39 @@
+"""References of RMSNorm in float32 throughout, which transforms put in: nothing is rounded before the weight."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from onboard.ops.library import register_op
+from onboard.ops.norm import torch_rmsnorm
+
+
+@register_op()
+def torch_wide_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`torch_rmsnorm` of the input in float32, cast back behind the weight.
+
+    Args:
+        input: [..., size].
+        weight: [size].
+        eps: added to the mean square.
+
+    Returns:
+        [..., size] in the input's dtype.
+    """
+    return torch_rmsnorm(input.float(), weight.float(), eps).to(input.dtype, copy=True)
+
+
+@register_op()
+def torch_fused_add_wide_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Residual addition and `torch_wide_rmsnorm`.
+
+    Args:
+        x, residual: [..., size], same dtype.
+        weight: [size].
+        eps: added to the mean square.
+
+    Returns:
+        The normalised sum and the sum, rounded to x's dtype before it is normalised.
+    """
+    total = x + residual
+    return torch_wide_rmsnorm(total, weight, eps), total

@@ -1,0 +1,91 @@
+"""Linears that take in what stands around them. Run by test_fuse_triton.py in a process with TRITON_INTERPRET=1."""
+
+import random
+
+import pytest
+import torch
+from fusion_support import apply, context_for, exported, random_state, targets
+from graph_support import rmse
+from torch import nn
+
+ops = torch.ops.onboard
+FUSED = "onboard.triton_fused_linear.default"
+
+
+@pytest.fixture
+def on_gpu(tmp_path):
+    """A context that asks for the GPU's back ends; the interpreter runs them here."""
+    context = context_for(tmp_path)
+    context.device, context.dtype = torch.device("cuda"), torch.bfloat16
+    return context
+
+
+class Norm(nn.Module):
+    def __init__(self, size=32) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x):
+        return ops.torch_rmsnorm(x, self.weight, 1e-3)
+
+
+class Layers(nn.Module):
+    """A layer in sequence, one in parallel that shares a norm, and a head that scales."""
+
+    def __init__(self, activation: str = "silu") -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(Norm() for _ in range(4))
+        self.mixer, self.gate_up, self.shared = nn.Linear(32, 32), nn.Linear(32, 128), nn.Linear(32, 32, bias=False)
+        self.up, self.down, self.head = nn.Linear(32, 64), nn.Linear(64, 32, bias=False), nn.Linear(32, 40)
+        self.activation = activation
+
+    def forward(self, x):
+        x = x + self.mixer(self.norms[0](x))
+        weights = self.gate_up.weight, self.down.weight, self.gate_up.bias
+        x = ops.torch_fused_swiglu_mlp(self.norms[1](x), *weights, None, self.activation) + x
+        y = self.norms[2](x)
+        x = x + self.shared(y) + self.down(ops.torch_silu_and_mul(self.gate_up(y))) * 2
+        return self.head(self.norms[3](x)) * 0.5
+
+
+def _case(dtype=torch.bfloat16, activation="silu"):
+    model = Layers(activation).to(dtype)
+    model.load_state_dict({k: v.to(dtype) for k, v in random_state(model, random.randrange(10**6)).items()})
+    x = torch.randn(2, 3, 32).to(dtype)
+    expected = model.double()(x.double()).detach()
+    return exported(model.to(dtype), 2, 3, 32, device="cpu", dtype=dtype), x, expected
+
+
+def _arguments(gm, name):
+    """The values of one argument of every fused linear, in order."""
+    names = [argument.name for argument in ops.triton_fused_linear.default._schema.arguments]
+    nodes = [node for node in gm.graph.nodes if node.target is ops.triton_fused_linear.default]
+    return [node.args[names.index(name)] for node in nodes]
+
+
+def test_linears_take_in_norms_gates_and_sums(on_gpu):
+    gm, x, expected = _case()
+    gm, info, _ = apply("fuse_linears", gm, on_gpu)
+    assert info.num_matches == targets(gm).count(FUSED) == 7
+    assert [bool(each) for each in _arguments(gm, "norm_weight")] == [True, True, False, False, False, False, True]
+    assert [bool(each) for each in _arguments(gm, "residual")] == [True, False, True, True, False, False, False]
+    assert _arguments(gm, "activation") == ["", "silu", "", "", "silu", "", ""]
+    assert targets(gm).count("add.Tensor") == 1  # what is added is scaled first
+    assert targets(gm).count("onboard.torch_rmsnorm.default") == 1  # two linears read it
+    assert rmse(gm(x).double(), expected) <= 2e-2
+    assert not on_gpu.facts
+
+
+def test_an_activation_without_a_kernel_keeps_its_block(on_gpu):
+    gm, x, expected = _case(activation="tanh")
+    gm, info, _ = apply("fuse_linears", gm, on_gpu)
+    assert info.num_matches == 5
+    assert targets(gm).count("onboard.torch_fused_swiglu_mlp.default") == 1
+    assert rmse(gm(x).double(), expected) <= 2e-2
+
+
+def test_float32_stays_the_librarys(on_gpu):
+    gm, x, expected = _case(torch.float32)
+    gm, info, _ = apply("fuse_linears", gm, on_gpu)
+    assert info.num_matches == 0
+    assert rmse(gm(x).double(), expected) <= 1e-5

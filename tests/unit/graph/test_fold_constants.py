@@ -1,0 +1,39 @@
+"""What is computed from weights alone is computed once, unless that would take more room than it saves."""
+
+from __future__ import annotations
+
+import torch
+from fusion_support import apply, exported, targets
+from graph_support import rmse
+from torch import nn
+
+import onboard.ops  # noqa: F401
+
+
+class Decay(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log, self.matrix = nn.Parameter(torch.randn(8)), nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        decay = -self.log.double().exp().float()
+        grown = self.log[:, None] * self.log[None, :]
+        return (x * decay) @ self.matrix.mT + x @ grown
+
+
+def test_constants_are_folded() -> None:
+    model = Decay()
+    gm, _, _ = apply("cleanup_input_constraints", exported(model, 2, 3, 8, device="cpu"))
+    gm, info, _ = apply("fold_constants", gm)
+    assert info.num_matches == 1
+    called = set(targets(gm))
+    assert not {"exp.default", "neg.default"} & called
+    assert any("transpose" in target or "mT" in target or "permute" in target for target in called)  # a view is free
+    assert sum(target.startswith("mul") for target in targets(gm)) == 2  # [8, 8] from [8] stays
+    x = torch.randn(2, 5, 8)
+    assert rmse(gm(x), model(x)) <= 1e-6
+
+
+def test_nothing_is_folded_before_weights_are_loaded() -> None:
+    _, info, _ = apply("fold_constants", exported(Decay(), 2, 3, 8))
+    assert info.num_matches == 0

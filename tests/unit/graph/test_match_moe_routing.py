@@ -1,0 +1,116 @@
+"""Routers are recognised by what they do: written in several ways, and not when they do something else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fusion_support import apply, exported
+from graph_support import rmse
+from torch import Tensor, nn
+
+import onboard.ops  # noqa: F401
+from onboard.graph.fx import ancestors, nodes_of
+
+EXPERTS, TOP, HIDDEN = 12, 3, 8
+
+
+def softmax_first(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    weights, experts = logits.softmax(-1, dtype=torch.float32).topk(TOP)
+    return experts, (weights / weights.sum(-1, keepdim=True)).to(logits.dtype)
+
+
+def softmax_only(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    weights, experts = logits.softmax(-1).topk(TOP)
+    return experts, weights * 1.5
+
+
+def softmax_last(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    best, experts = logits.topk(TOP)
+    return experts, best.softmax(-1).type_as(logits)
+
+
+def biased(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    scores = logits.sigmoid()
+    experts = (scores + bias).topk(TOP)[1]
+    weights = scores.gather(-1, experts)
+    return experts, weights / (weights.sum(-1, keepdim=True) + 0.1)
+
+
+def grouped(logits: Tensor, bias: Tensor, best: int = 2) -> tuple[Tensor, Tensor]:
+    scores = logits.sigmoid()
+    by_group = (scores + bias).view(-1, 4, EXPERTS // 4)
+    groups = by_group.topk(best, -1)[0].sum(-1).topk(2, -1)[1]
+    kept = torch.zeros_like(by_group[..., 0]).scatter(1, groups, 1).bool()
+    experts = by_group.masked_fill(~kept.unsqueeze(-1), float("-inf")).view(-1, EXPERTS).topk(TOP)[1]
+    return experts, scores.gather(1, experts) * 2.5
+
+
+def grouped_by_the_best(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    return grouped(logits, bias, 1)
+
+
+def weights_of_the_rest(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    experts = logits.topk(TOP)[1]
+    return experts, (1 - logits.sigmoid()).gather(-1, experts)
+
+
+def squared(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    weights, experts = logits.softmax(-1).topk(TOP)
+    return experts, weights.square()
+
+
+def biased_weights(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    weights, experts = (logits.sigmoid() + bias).topk(TOP)
+    return experts, weights
+
+
+class Model(nn.Module):
+    def __init__(self, route) -> None:
+        super().__init__()
+        self.router = nn.Linear(HIDDEN, EXPERTS, bias=False)
+        self.register_buffer("bias", torch.randn(EXPERTS) * 0.1)
+        self.up = nn.ParameterList(torch.randn(6, HIDDEN) for _ in range(EXPERTS))
+        self.down = nn.ParameterList(torch.randn(HIDDEN, 6) for _ in range(EXPERTS))
+        self.route = route
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, HIDDEN)
+        experts, weights = self.route(self.router(rows), self.bias)
+        mixed = torch.ops.onboard.torch_moe(rows, experts, weights, list(self.up), list(self.down), [], False)
+        return mixed.view(x.shape)
+
+
+@pytest.mark.parametrize(
+    "route", [softmax_first, softmax_only, softmax_last, biased, grouped, grouped_by_the_best], ids=lambda r: r.__name__
+)
+def test_routers_become_one_op(route):
+    model = Model(route)
+    gm, info, context = apply("match_moe_routing_pattern", exported(model, 2, 3, HIDDEN, device="cpu"))
+    assert info.num_matches == 1
+    assert context.facts == []
+    [mixture] = nodes_of(gm, torch.ops.onboard.torch_moe)
+    names = [str(node.target) for node in ancestors([mixture])]
+    assert not any(name in target for target in names for name in ("topk", "softmax", "sigmoid", "gather"))
+    x = torch.randn(3, 7, HIDDEN)
+    assert rmse(gm(x), model(x)) <= 1e-6
+
+
+@pytest.mark.parametrize("route", [weights_of_the_rest, squared, biased_weights], ids=lambda r: r.__name__)
+def test_other_routers_stay(route):
+    model = Model(route)
+    gm, info, context = apply("match_moe_routing_pattern", exported(model, 2, 3, HIDDEN, device="cpu"))
+    assert info.num_matches == 0
+    assert context.facts == ["match_moe_routing_pattern: 1 routers of mixtures of experts stay as they are"]
+    x = torch.randn(3, 7, HIDDEN)
+    assert rmse(gm(x), model(x)) <= 1e-6
+
+
+def test_a_bias_that_happens_to_be_zero_still_counts():
+    model = Model(biased)
+    model.bias.zero_()
+    gm, info, _ = apply("match_moe_routing_pattern", exported(model, 2, 3, HIDDEN, device="cpu"))
+    assert info.num_matches == 1
+    gm.get_buffer("bias").copy_(torch.randn(EXPERTS))
+    model.bias.copy_(gm.get_buffer("bias"))
+    x = torch.randn(3, 7, HIDDEN)
+    assert rmse(gm(x), model(x)) <= 1e-6

@@ -1,0 +1,42 @@
+"""A zero before the text without its last token is the token shift; what only looks like one is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from graph_support import randomize, transform, worst_error
+from torch import Tensor, nn
+
+KEY = "match_token_shift"
+CHANNELS = 6
+
+
+class _Shift(nn.Module):
+    """A linear of the token before; `first` (0 or 1) is the token before the text, `end` what is cut off of it."""
+
+    def __init__(self, bias: bool = False, first: float = 0.0, end: int = -1) -> None:
+        super().__init__()
+        self.linear, self.first, self.end = nn.Linear(CHANNELS, CHANNELS, bias=bias), first, end
+        randomize(self, seed=int(torch.randint(1 << 30, ())))
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = (x.shape[0], 1, CHANNELS)
+        before = x.new_full(size, self.first) if self.first else x.new_zeros(size)
+        return torch.cat([self.linear(before), self.linear(x)[:, : self.end]], dim=1)
+
+
+def _inputs(batch: int, sequence: int) -> dict[str, Tensor]:
+    return {"x": torch.randn(batch, sequence, CHANNELS)}
+
+
+def test_zero_and_all_tokens_but_the_last_are_the_token_shift() -> None:
+    model = _Shift()
+    result = transform([KEY], model, _inputs(2, 9))
+    assert result.matches[KEY] == result.count(torch.ops.onboard.torch_token_shift) == 1
+    assert worst_error(result, model, _inputs) < 1e-6
+
+
+@pytest.mark.parametrize("model", [_Shift(bias=True), _Shift(first=1.0), _Shift(end=-2)])
+def test_another_first_token_or_another_shift_stays(model: nn.Module) -> None:
+    assert transform([KEY], model, _inputs(2, 9)).matches[KEY] == 0

@@ -1,0 +1,22 @@
+"""Recognise routers of mixtures of experts, however they are written."""
+
+from __future__ import annotations
+
+from torch import fx, nn
+
+from onboard.graph.context import TransformContext
+from onboard.graph.moe_routing import match_routings
+from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+
+
+@register_transform("match_moe_routing_pattern")
+class MatchMoeRoutingPattern(BaseTransform[TransformConfig]):
+    """Replace what turns a router's logits into experts and weights by `torch_moe_router`, where it does the same."""
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        """Count one match for each mixture's router; the others are a fact."""
+        assert isinstance(gm, fx.GraphModule)
+        matches, others = match_routings(gm)
+        if others:
+            context.facts.append(f"{self.key}: {len(others)} routers of mixtures of experts stay as they are")
+        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)

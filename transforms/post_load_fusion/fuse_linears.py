@@ -1,0 +1,134 @@
+"""Linear layers with the norm before them, and the gate and residual addition after them, in one op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
+from onboard.graph.backends import Backend, choose_backend
+from onboard.graph.context import TransformContext
+from onboard.graph.fx import arguments, attr_tensor, is_op, nodes_of, only_user, replace_with
+from onboard.graph.gemm_fusion import LINEARS
+from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.values import insert_call
+from onboard.ops import has_triton
+from onboard.ops.activation import KERNEL_ACTIVATIONS
+
+_ops = torch.ops.onboard
+_BACKENDS = ("torch", "triton") if has_triton() else ("torch",)
+_NORMS, _GATES, _BLOCKS = (
+    tuple(getattr(_ops, f"{backend}_{name}") for backend in _BACKENDS)
+    for name in ("rmsnorm", "silu_and_mul", "fused_swiglu_mlp")
+)
+_DTYPES = (torch.float16, torch.bfloat16)
+
+
+class FuseLinearsConfig(TransformConfig):
+    """Which back end to use."""
+
+    backend: Backend = "auto"
+
+
+@register_transform("fuse_linears")
+class FuseLinears(BaseTransform[FuseLinearsConfig]):
+    """Replace linear layers by `triton_fused_linear` and let it do what stands around them.
+
+    Its kernels read weights at the memory's speed where tokens are few, that is in decode; for many it is the library's
+    product. There are kernels for 16-bit types; other layers, and all on other back ends, stay as they are.
+    """
+
+    config_class = FuseLinearsConfig
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        """Count one match for each linear layer; a gated feed-forward block has two."""
+        assert isinstance(gm, fx.GraphModule)
+        if choose_backend(self.config.backend, context, self.key) != "triton":
+            return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
+        for block in nodes_of(gm, *_BLOCKS):
+            _split_block(gm, block)
+        linears = [_fuse(gm, node) for node in nodes_of(gm, *LINEARS) if _fits(gm, node)]
+        for node in linears:
+            node = _take_in_gate(gm, node)
+            node = _take_in_sum(gm, node)
+            _take_in_norm(gm, node)
+        matches = len(nodes_of(gm, _ops.triton_fused_linear))
+        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+
+
+def _fits(gm: fx.GraphModule, linear: fx.Node) -> bool:
+    """Whether a linear has a kernel: a weight that is at hand, of a 16-bit type, which its input has, too."""
+    values = arguments(linear)
+    weight, value = attr_tensor(gm, values["weight"]), values["input"].meta.get("val")
+    if weight is None or value is None or not weight.is_contiguous():
+        return False
+    return weight.dtype == value.dtype and weight.dtype in _DTYPES
+
+
+def _split_block(gm: fx.GraphModule, block: fx.Node) -> None:
+    """Write a gated feed-forward block out as two linears and what is between them, if there are kernels for it."""
+    values = arguments(block)
+    weight = attr_tensor(gm, values["gate_up_weight"])
+    if weight is None or weight.dtype not in _DTYPES or values["activation"] not in KERNEL_ACTIVATIONS:
+        return
+    linear, gate = torch.ops.aten.linear.default, _ops.triton_silu_and_mul.default
+    x = insert_call(gm, block, linear, values["input"], values["gate_up_weight"], values["gate_up_bias"], like=block)
+    x = insert_call(gm, block, gate, x, values["activation"], like=block)
+    replace_with(block, insert_call(gm, block, linear, x, values["down_weight"], values["down_bias"], like=block))
+
+
+def _fuse(gm: fx.GraphModule, linear: fx.Node) -> fx.Node:
+    values = arguments(linear)
+    return _replaced(gm, linear, linear, {name: values[name] for name in ("input", "weight", "bias")})
+
+
+def _replaced(gm: fx.GraphModule, linear: fx.Node, place: fx.Node, values: dict[str, Any]) -> fx.Node:
+    """Put a fused linear with these arguments in the place of a node; the linear that it was before is erased."""
+    names = [argument.name for argument in _ops.triton_fused_linear.default._schema.arguments]
+    defaults: dict[str, Any] = {"eps": 0.0, "activation": ""}
+    args = [values.get(name, defaults.get(name)) for name in names]
+    new = insert_call(gm, place, _ops.triton_fused_linear.default, *args, like=linear)
+    replace_with(place, new)
+    if place is not linear:
+        gm.graph.erase_node(linear)
+    return new
+
+
+def _take_in_gate(gm: fx.GraphModule, linear: fx.Node) -> fx.Node:
+    """Let a linear activate its first half and multiply it with the second, if all that reads it is that."""
+    user = only_user(linear)
+    if user is None or not is_op(user, *_GATES) or arguments(user)["activation"] not in KERNEL_ACTIVATIONS:
+        return linear
+    return _replaced(gm, linear, user, arguments(linear) | {"activation": arguments(user)["activation"]})
+
+
+def _take_in_sum(gm: fx.GraphModule, linear: fx.Node) -> fx.Node:
+    """Let a linear add what is added to it, if that has its shape and dtype and nothing else reads the linear."""
+    user = only_user(linear)
+    if user is None or not is_op(user, torch.ops.aten.add.Tensor) or user.kwargs.get("alpha", 1) != 1:
+        return linear
+    left, right = user.args[:2]
+    other = right if left is linear else left
+    if other is linear or not isinstance(other, fx.Node) or not _alike(other, linear):
+        return linear
+    return _replaced(gm, linear, user, arguments(linear) | {"residual": other})
+
+
+def _alike(left: fx.Node, right: fx.Node) -> bool:
+    one, other = left.meta.get("val"), right.meta.get("val")
+    return one is not None and other is not None and one.shape == other.shape and one.dtype == other.dtype
+
+
+def _take_in_norm(gm: fx.GraphModule, linear: fx.Node) -> None:
+    """Let a linear normalise its input, if nothing else reads the norm, whose weight has the dtype of its input."""
+    norm = arguments(linear)["input"]
+    if not is_op(norm, *_NORMS) or only_user(norm) is None:
+        return
+    values = arguments(norm)
+    weight = attr_tensor(gm, values["weight"])
+    if weight is None or not _alike(norm, values["input"]) or weight.dtype != values["input"].meta["val"].dtype:
+        return
+    taken = {"input": values["input"], "norm_weight": values["weight"], "eps": values["eps"]}
+    _replaced(gm, linear, linear, arguments(linear) | taken)
