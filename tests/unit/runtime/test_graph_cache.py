@@ -267,7 +267,7 @@ def test_the_folder_is_the_users_cache_unless_one_is_chosen(monkeypatch: pytest.
     "value",
     [None, True, 3, -2.5, float("inf"), "text", torch.bfloat16, torch.device("cpu"), torch.strided,
      torch.contiguous_format, (1, [2, (3,)]), slice(1, None, 2), {"a": (1,)}, {"b", "a"}, [], ()],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_arguments_come_back_as_they_were(value: Any) -> None:
     again = decode(json.loads(json.dumps(encode(value))), {})
