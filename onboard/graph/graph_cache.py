@@ -31,10 +31,19 @@ from onboard.graph.interface import make_interface
 from onboard.graph.saved_graph import CannotSaveError, load_graph, save_graph
 from onboard.graph.transform import BaseTransform
 from onboard.graph.weights import is_as_loaded, weight_plan
+from onboard.user_cache import user_cache
 
-FOLDER_VARIABLE = "ONBOARD_CACHE"
 MOST_BYTES = 2 << 30
-_LIBRARIES = ("torch", "triton", "transformers", "numpy", "safetensors", "flashinfer-python", "flash-linear-attention")
+_LIBRARIES = (
+    "torch",
+    "triton",
+    "transformers",
+    "numpy",
+    "safetensors",
+    "flashinfer-python",
+    "flash-linear-attention",
+    "xdsl",
+)
 _SWITCHES = ("TRITON_INTERPRET",)
 _NOT_IN_KEY = {"model", "revision", "transforms"}
 """Fields of a run: where the model is found says nothing of it, and the transforms are in the key as they are run."""
@@ -43,12 +52,8 @@ log = logging.getLogger("onboard.pipeline")
 
 
 def cache_folder() -> Path | None:
-    """Return where graphs are kept: ONBOARD_CACHE (empty: nowhere), or a folder of the user's cache."""
-    chosen = os.environ.get(FOLDER_VARIABLE)
-    if chosen is not None:
-        return Path(chosen) / "graphs" if chosen else None
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "onboard" / "graphs"
+    """Return where graphs are kept, None for nowhere."""
+    return user_cache("graphs")
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class Done:
     key: str
     skipped: bool
     num_matches: int
+    summary: str = ""
 
 
 @dataclass
@@ -109,7 +115,7 @@ class GraphCache:
         cache_ = context.cache
         extra = {
             "parts": _text(parts),
-            "done": [[each.key, each.skipped, each.num_matches] for each in done],
+            "done": [[each.key, each.skipped, each.num_matches, each.summary] for each in done],
             "facts": list(facts),
             "resources": None if cache_ is None else dict(cache_.resources),
         }
@@ -174,7 +180,7 @@ class KeptRun:
         """Take down what a transform did to the graph, and the facts about the graph that came to light."""
         self._facts.extend(facts)
         if not transform.acts:
-            self._done.append(Done(transform.key, entry.skipped, entry.num_matches))
+            self._done.append(Done(transform.key, entry.skipped, entry.num_matches, entry.summary))
 
     def keep(self, module: nn.Module) -> None:
         """Write the graph, once, if its parameters can be read again from the checkpoint."""

@@ -114,7 +114,8 @@ def _check(stage: Stages, module: nn.Module, context: TransformContext) -> None:
 def _entry_from_cache(transform: BaseTransform[Any], done: Done) -> HistoryEntry:
     config = transform.config
     stage, skipped, matches = config.stage.value, done.skipped, done.num_matches
-    return HistoryEntry(transform.key, stage, config.enabled, skipped, matches, 0.0, True, True, 0, from_cache=True)
+    what = transform.key, stage, config.enabled, skipped, matches
+    return HistoryEntry(*what, 0.0, True, True, 0, from_cache=True, summary=done.summary)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from torch import Tensor
 from onboard.ops.library import register_op
 from onboard.ops.pointwise_op import common_shape, empty_results
 from onboard.ops.triton.launch import power_of_two, require_device
+from onboard.user_cache import user_cache
 
 log = logging.getLogger("onboard.pointwise")
 
@@ -117,8 +118,11 @@ def _kernel(program: str, outer: int) -> Any:
     from onboard.ops.pointwise.source import kernel_source
 
     source = kernel_source(parse_program(program), outer)
-    path = kernel_folder() / f"pointwise_{hashlib.sha256(source.encode()).hexdigest()[:32]}.py"
-    _keep(path, source)
+    name = f"pointwise_{hashlib.sha256(source.encode()).hexdigest()[:32]}.py"
+    folder = user_cache("kernels")
+    path = Path(f"<{name}>") if folder is None else folder / name
+    if folder is not None:
+        _keep(path, source)
     # What runs is the text that was just made, whatever the file holds; Triton asks `linecache` for it.
     linecache.cache[str(path)] = (len(source), None, source.splitlines(keepends=True), str(path))
     names: dict[str, Any] = {"__name__": f"onboard_kernels.{path.stem}", "__file__": str(path)}
@@ -126,13 +130,8 @@ def _kernel(program: str, outer: int) -> Any:
     return names["kernel"]
 
 
-def kernel_folder() -> Path:
-    """Return where generated kernels are kept for people and debuggers to read."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onboard" / "kernels"
-
-
 def _keep(path: Path, source: str) -> None:
-    """Write a kernel's file unless it is there as it should be."""
+    """Write a kernel's file, for people and debuggers to read, unless it is there as it should be."""
     try:
         if path.exists() and path.read_bytes() == source.encode():
             return

@@ -142,7 +142,7 @@ def test_exported_models(tmp_path, model_type: str) -> None:
     gm = Pipeline([each for each in pipeline if patterns or each.key not in PATTERNS]).run(run)
 
     entry = next(entry for entry in run.history if entry.key == KEY)
-    assert entry.num_matches == len(kernels(gm)) > 3
+    assert entry.num_matches == len(kernels(gm)) > 1
     assert entry.summary.endswith(f"operators in {entry.num_matches} kernels")
     assert run.facts == []
     ids, positions = random_inputs(2, 9)
@@ -154,7 +154,7 @@ def test_exported_models(tmp_path, model_type: str) -> None:
 
 
 def test_what_runs_is_what_was_generated(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("ONBOARD_CACHE", str(tmp_path))
     x = torch.randn(4, 8, device=DEVICE)
 
     def run() -> None:
@@ -164,7 +164,7 @@ def test_what_runs_is_what_was_generated(tmp_path, monkeypatch) -> None:
         assert torch.equal(gm(x), (x + 17) * 3 - 2)
 
     run()
-    (file,) = (tmp_path / "onboard" / "kernels").iterdir()
+    (file,) = (tmp_path / "kernels").iterdir()
     source = file.read_text("utf-8")
     assert re.fullmatch(r"pointwise_[0-9a-f]{32}\.py", file.name)
     file.write_text(source.replace("x0", "0 * x0"), "utf-8")
@@ -173,6 +173,8 @@ def test_what_runs_is_what_was_generated(tmp_path, monkeypatch) -> None:
     file.unlink()
     file.parent.rmdir()
     file.parent.write_text("no folder", "utf-8")  # nothing can be kept
+    run()
+    monkeypatch.setenv("ONBOARD_CACHE", "")  # nothing is to be kept
     run()
 
 

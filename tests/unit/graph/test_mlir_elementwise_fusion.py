@@ -33,7 +33,7 @@ TRANSFORMS = content_path("transforms")
 
 def test_kernels_are_right_in_the_interpreter(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_pointwise.py"]
-    environment = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(tmp_path)}
+    environment = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "ONBOARD_CACHE": str(tmp_path)}
     done = subprocess.run(
         command,
         cwd=Path(__file__).parent,
