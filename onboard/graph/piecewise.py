@@ -205,6 +205,8 @@ class PiecewiseGraph(nn.Module):
             cache.info.set_prefill_example(tokens)
             return function(**{name: cache.args[name] for name in input_names(self.gm)})
 
+        if cache.info.most_tokens < max(_EXAMPLE_TOKENS):
+            raise CannotSplitError(f"a step has at most {cache.info.most_tokens} tokens")
         pieces = split(self.gm, call, _EXAMPLE_TOKENS)
         if not self.compiled:
             return pieces
@@ -220,9 +222,12 @@ class PiecewiseGraph(nn.Module):
         values: dict[str, Any] = {name: cache.args[name] for name in input_names(self.gm)}
         before = torch.cuda.get_sync_debug_mode()
         for segment in self._pieces.segments:
+            given = [values[name] for name in segment.inputs]
+            if self.compiled and segment.captured:
+                segment.run(*given)  # compiles it, and may wait then
             torch.cuda.set_sync_debug_mode("error" if segment.captured else "default")
             try:
-                results = segment.run(*(values[name] for name in segment.inputs))
+                results = segment.run(*given)
             except RuntimeError as error:
                 raise CannotSplitError(f"a part of it waits for the device: {str(error).splitlines()[0]}") from error
             finally:
