@@ -38,12 +38,12 @@ transforms = load_pipeline({})
 keys = [transform.key for transform in transforms]
 gm = Pipeline(transforms[: keys.index("load_weights")]).run(context)
 usage = resource.getrusage(resource.RUSAGE_SELF)
-mixtures = nodes_of(gm, torch.ops.onboard.torch_moe)
+mixtures = nodes_of(gm, torch.ops.onboard.torch_moe_fused)
 print(json.dumps({
     "seconds": usage.ru_utime + usage.ru_stime,
     "gibibytes": usage.ru_maxrss / 2**20,
     "mixtures": len(mixtures),
-    "experts": sorted({len(node.args[3]) for node in mixtures}),
+    "experts": sorted({gm.get_parameter(node.args[3].target).shape[0] for node in mixtures}),
     "attention": len(nodes_of(gm, torch.ops.onboard.torch_mla)),
     "on_meta": all(parameter.is_meta for parameter in gm.parameters()),
     "weights": sum(parameter.numel() for parameter in gm.parameters()),
