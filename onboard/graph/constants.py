@@ -22,7 +22,7 @@ def fold_constant(gm: fx.GraphModule, node: fx.Node) -> bool:
     value = evaluate(gm, sources)[node]
     if not isinstance(value, torch.Tensor) or value.is_meta:
         return False
-    name = f"folded.{node.name}"
+    name = f"folded.value_{node.name}"
     parameter = nn.Parameter(value, requires_grad=False)
     if _note_fold(gm, name, sources):
         mark_loaded(parameter)

@@ -34,6 +34,25 @@ def test_constants_are_folded() -> None:
     assert rmse(gm(x), model(x)) <= 1e-6
 
 
+def test_a_constant_may_be_named_as_what_modules_have() -> None:
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (1.0 + self.weight.double()).to(torch.float32)
+
+    model = Cast()
+    gm, _, _ = apply("cleanup_input_constraints", exported(model, 2, 3, 8, device="cpu"))
+    folded = [node for node in gm.graph.nodes if node.name.startswith("to")][-1]
+    folded.name = "to"
+    gm, info, _ = apply("fold_constants", gm)
+    assert info.num_matches == 1
+    x = torch.randn(2, 5, 8)
+    assert rmse(gm(x), model(x)) <= 1e-6
+
+
 def test_nothing_is_folded_before_weights_are_loaded() -> None:
     _, info, _ = apply("fold_constants", exported(Decay(), 2, 3, 8))
     assert info.num_matches == 0
