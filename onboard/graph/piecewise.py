@@ -205,8 +205,8 @@ class PiecewiseGraph(nn.Module):
             cache.info.set_prefill_example(tokens)
             return function(**{name: cache.args[name] for name in input_names(self.gm)})
 
-        if cache.info.most_tokens < max(_EXAMPLE_TOKENS):
-            raise CannotSplitError(f"a step has at most {cache.info.most_tokens} tokens")
+        if cache.info.limits.most_tokens < max(_EXAMPLE_TOKENS):
+            raise CannotSplitError(f"a step has at most {cache.info.limits.most_tokens} tokens")
         pieces = split(self.gm, call, _EXAMPLE_TOKENS)
         if not self.compiled:
             return pieces

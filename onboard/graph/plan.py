@@ -37,6 +37,11 @@ class Limits:
         return -(-self.max_seq_len // self.page_size)
 
     @property
+    def most_tokens(self) -> int:
+        """Tokens that a step can have."""
+        return min(self.max_num_tokens, self.max_batch_size * self.max_seq_len)
+
+    @property
     def num_slots(self) -> int:
         """Slots of recurrent states: the spare 0, those of a batch, those kept for later, and that of one alone."""
         return self.max_batch_size + self.snapshots + 2

@@ -181,11 +181,6 @@ class SequenceInfo:
         self.set_batch(ids, np.zeros_like(lengths), lengths, self._example_pages(len(lengths)))
 
     @property
-    def most_tokens(self) -> int:
-        """Tokens that a step can have."""
-        return min(self.max_num_tokens, self.max_batch_size * self.max_seq_len)
-
-    @property
     def num_slots(self) -> int:
         """Slots of recurrent states, as `Limits.num_slots`."""
         return self.limits.num_slots

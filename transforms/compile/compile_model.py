@@ -123,7 +123,7 @@ class CompileModel(BaseTransform[CompileModelConfig]):
         """Capture prefill in pieces; return for how many numbers of tokens."""
         if pieces is None:
             return 0
-        sizes = token_buckets(self.config.piecewise_num_tokens, context.cache.info.most_tokens)
+        sizes = token_buckets(self.config.piecewise_num_tokens, context.cache.info.limits.most_tokens)
         if larger := sorted(set(self.config.piecewise_num_tokens or ()) - set(sizes)):
             context.facts.append(f"{self.key}: no pieces for {larger} tokens, more than a step can have")
         try:
