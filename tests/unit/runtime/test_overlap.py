@@ -34,7 +34,7 @@ def _answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) -
 
 @pytest.mark.parametrize(("name", "tokens"), [("llama", 88), ("hybrid", 72)])
 def test_no_request_of_a_soak_notices_that_steps_overlap(name: str, tokens: int, request: Any) -> None:
-    """With stops, cancels, priorities, preemptions, reused prefixes and chunked prompts."""
+    """With stops, cancels, priorities, preemptions, reused prefixes and chunked prompts; a soak may drop no token."""
     model: Tiny = request.getfixturevalue(name)
     seed = random.randrange(2**31)
     print(f"seed {seed}")
@@ -44,7 +44,7 @@ def test_no_request_of_a_soak_notices_that_steps_overlap(name: str, tokens: int,
     assert report.wrong == []
     stats = engine.stats
     assert stats.steps_ahead > 0.5 * stats.steps
-    assert min(stats.dropped_tokens, stats.preemptions, stats.prefix_hits, report.cancelled) > 0
+    assert min(stats.preemptions, stats.prefix_hits, report.cancelled) > 0
 
 
 def test_a_step_ends_with_its_tokens_known(llama: Tiny) -> None:

@@ -78,5 +78,5 @@ def test_a_wrong_model_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     events = _emitted(tmp_path / "tiny")
     assert "with caches the logits are others" in events["phase"]["error"]
     assert "tests" not in events
-    monkeypatch.setattr("onboard.runtime.build.SelfCheck.run", lambda self, gm: 0.0)
+    monkeypatch.setattr("onboard.runtime.self_check.SelfCheck.run", lambda self, gm: 0.0)
     assert "failed" in [row["status"] for row in _emitted(tmp_path / "tiny")["tests"]]
