@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from onboard.ops.triton.overlap import wait_for_inputs
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -167,9 +168,7 @@ def attention_kernel(
     share = _keys_per_split(first, end, splits, BLOCK_N)
     low = first + split * share
     high = tl.minimum(low + share, end)
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_for_inputs(OVERLAP)
     if block < 0:
         return
     if low >= high:
@@ -247,9 +246,7 @@ def combine_kernel(
     Each part is weighted by what it was divided by.
     """
     sequence, head = tl.program_id(0), tl.program_id(1)
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_for_inputs(OVERLAP)
     token = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
     if tl.load(cu_seqlens_ptr + sequence + 1) == token:
         return
