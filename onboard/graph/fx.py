@@ -134,14 +134,6 @@ def add_placeholder(gm: fx.GraphModule, name: str, example: torch.Tensor) -> fx.
     return node
 
 
-def erase_dead_placeholders(gm: fx.GraphModule, *, keep: Iterable[str] = ("input_ids", "position_ids")) -> list[str]:
-    """Erase inputs that nothing uses, except those in `keep`; return their names."""
-    dead = [node for node in placeholders(gm) if not node.users and node.target not in set(keep)]
-    for node in dead:
-        gm.graph.erase_node(node)
-    return [str(node.target) for node in dead]
-
-
 def graph_modules(module: nn.Module) -> Iterator[tuple[str, fx.GraphModule]]:
     """Yield the outermost graph modules in `module` with their paths ("" for `module` itself)."""
     if isinstance(module, fx.GraphModule):

@@ -195,11 +195,6 @@ class SequenceInfo:
         """Bytes of a step's inputs on the device."""
         return self._buffer.num_bytes
 
-    @property
-    def num_logits(self) -> int:
-        """Rows of logits that this step yields, padding included."""
-        return len(self.args["logits_gather_indices"])
-
     def _example_pages(self, sequences: int) -> IntArray:
         order = np.arange(self.pages_per_sequence)
         return np.stack([np.tile(1 + order % max(size - 1, 1), (sequences, 1)) for size in self.pool_sizes])
@@ -397,11 +392,6 @@ class CachedSequenceInterface:
     def bytes_per_page(self) -> int:
         """Bytes of one page over all caches."""
         return sum(resource.bytes_per_page for resource in self.resources.values())
-
-    @property
-    def bytes_per_token(self) -> float:
-        """Bytes that one token takes over all caches."""
-        return self.bytes_per_page / self.info.page_size
 
     @property
     def args(self) -> Mapping[str, torch.Tensor]:

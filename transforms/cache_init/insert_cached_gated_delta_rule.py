@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from onboard.graph.backends import kernel_obstacle
 from onboard.graph.cache import CacheResource, StateResource
 from onboard.graph.descriptor import StateDescriptor, tensor_argument
 from onboard.graph.insert_cached import InsertCached
@@ -26,10 +25,6 @@ class GatedDeltaRuleDescriptor(StateDescriptor):
         "fla": "fla_cached_gated_delta_rule",
     }
     num_tensors = 5
-
-    def kernel_obstacle(self, node: fx.Node) -> str:
-        """Kernels know three dtypes."""
-        return kernel_obstacle(tensor_argument(node, 0).meta["val"].dtype)
 
     def obstacle(self, backend: str, node: fx.Node) -> str:
         """flash-linear-attention multiplies float32 in tf32, which is not what was asked for."""

@@ -157,7 +157,7 @@ def test_call_passes_what_the_graph_names() -> None:
         "k_cache_0": (5, 2, 4, 8),
         "v_cache_0": (5, 2, 4, 4),
     }
-    assert interface.bytes_per_token == 2 * (8 + 4) * 4
+    assert interface.bytes_per_page == 4 * 2 * (8 + 4) * 4
     ids = _set(interface.info, [(0, 3, [1]), (0, 2, [2])])
     gm = torch.fx.symbolic_trace(_Recorder())
     assert interface.call(gm).flatten().tolist() == ids.tolist()
