@@ -138,7 +138,7 @@ def _turned(key: Code) -> Code:
     match key.expr:
         case ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[first, second]):
             if {ast.unparse(first), ast.unparse(second)} in ({"-1", "-2"}, {"2", "3"}) and not key.transposed:
-                return _lifted(inner)
+                return replace(_lifted(inner), form=key.form)
     return Code(call(attribute(residual(key), "transpose"), ast.Constant(-1), ast.Constant(-2)))
 
 
