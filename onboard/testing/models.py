@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 
 from onboard.analysis.tiny import is_table
+from onboard.errors import OnboardError
 from onboard.graph.expert_weights import separate_experts
 from onboard.modeling import load_model_file, registered_model
 
@@ -23,11 +27,31 @@ def hf_causal_lm(model_class: Any, config: Any, seed: int, device: str = "cpu", 
 
 
 def generated_causal_lm(model_file: Path, config: Any, device: str = "cpu", dtype: str = "float32") -> nn.Module:
-    """Return the model of a generated model file for `config`; its parameters have `dtype`."""
+    """Return the model of a generated model file for `config`; its parameters have `dtype`.
+
+    Raises:
+        OnboardError: the file reads a field that this version of transformers does not know, so does not heed.
+    """
+    _check_fields(model_file, config)
     load_model_file(model_file)
     with _default_dtype(getattr(torch, dtype)):  # not .to(dtype): that would round the float32 tables of RoPE too
         model = registered_model(type(config).__name__)(config)
     return model.to(device).eval()
+
+
+def _check_fields(model_file: Path, config: Any) -> None:
+    cls = type(config)
+    if not dataclasses.is_dataclass(cls) or getattr(cls, "has_no_defaults_at_init", False):
+        return
+    usual, owners = cls(), ("config", "self.config")
+    nodes = ast.walk(ast.parse(model_file.read_text(encoding="utf-8")))
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) in owners}
+    if unknown := sorted(field for field in read if not hasattr(usual, field)):
+        raise OnboardError(
+            f"{model_file.name} reads {cls.__name__}.{', '.join(unknown)}, of which transformers"
+            f" {transformers.__version__} knows nothing",
+            hint="Use the transformers that the file was generated with, or a later one",
+        )
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from onboard.analysis.counterparts import counterparts
+from onboard.errors import OnboardError
 from onboard.testing import (
     Call,
     assert_rmse_close,
@@ -276,3 +277,18 @@ def test_what_a_block_leaves_out_has_another_shape() -> None:
         counterparts([chosen], [weights, hidden])[0] is weights
     )  # no match: the first one, for the comparison to fail
     assert counterparts([hidden], [hidden, weights])[0] is hidden
+
+
+def test_results_of_kinds_that_differ_are_compared_in_whatever_order_they_come() -> None:
+    logits, weights, chosen = torch.zeros(6, 16), torch.zeros(6, 4), torch.zeros(6, 4, dtype=torch.long)
+    found = counterparts([logits, weights, chosen], [chosen, weights, logits])
+    assert [id(item) for item in found] == [id(item) for item in (logits, weights, chosen)]
+    first, second = torch.zeros(3), torch.ones(3)
+    assert counterparts([first, second], [second, first])[0] is second  # only their order tells them apart
+
+
+def test_a_field_that_transformers_does_not_heed_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "modeling_later.py"
+    path.write_text("def later(config):\n    return config.vocab_size + config.of_a_later_version\n")
+    with pytest.raises(OnboardError, match=r"reads LlamaConfig\.of_a_later_version, of which transformers"):
+        generated_causal_lm(path, CONFIG)
