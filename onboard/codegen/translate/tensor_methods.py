@@ -82,7 +82,8 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
 
 
 def _without_masks(args: Args) -> Args:
-    unmasked = [item for item in args.positional if not isinstance(item, Mask)]
+    given = [item for item in args.positional if not isinstance(item, Mask)]
+    unmasked = [replace(item, masked=False) if isinstance(item, scores.Scores) else item for item in given]
     return Args(unmasked, args.keywords, args.stars)
 
 
