@@ -374,7 +374,8 @@ def _mask_blocks(model: nn.Module) -> list[Block]:
     evidence = ["probe: returns a causal mask whenever it is called"]
     source = location(type(model)).split(":")[0]
     return [
-        Block(class_name=item, kind="mask", path="", source=source, evidence=evidence) for item in mask_makers(model)
+        Block(class_name=item, kind="mask", path="", source=source, parameters={"returns": kinds}, evidence=evidence)
+        for item, kinds in mask_makers(model).items()
     ]
 
 

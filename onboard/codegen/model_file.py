@@ -19,7 +19,7 @@ from onboard.codegen.config_class import plain_config_class
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
 from onboard.codegen.render import render
-from onboard.codegen.translate import experts
+from onboard.codegen.translate import causal, experts
 from onboard.codegen.translate.blocks import NORMS, Recognised
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.emit import ClassText, MethodText, config_of, emit, rope_default
@@ -115,7 +115,8 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     translator.rope_tables |= {name: int(dims) for name, dims in tables.items() if dims is not None}
     for block in (b for b in spec.blocks if b.kind == "loop"):
         translator.loops.setdefault(block.class_name, []).append(block.parameters)
-    translator.mask_makers |= {b.class_name for b in spec.blocks if b.kind == "mask"}
+    masks = {b.class_name: b.parameters.get("returns", ["added"]) for b in spec.blocks if b.kind == "mask"}
+    translator.mask_makers |= {name: causal.made(kinds) for name, kinds in masks.items()}
     return translator, model
 
 

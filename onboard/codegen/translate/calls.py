@@ -61,7 +61,7 @@ from onboard.codegen.translate.values import (
 if TYPE_CHECKING:
     from onboard.codegen.translate.frame import Frame
 
-_OF_MASKS = {"to", "bool", "type", "contiguous"}
+_OF_MASKS = {"to", "bool", "type", "contiguous", "view", "expand_as", "unsqueeze"}
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _IDENTITIES = (nn.Dropout, nn.Identity)
 
@@ -156,7 +156,7 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return AttentionInterface()
         case Config() if attr == "get_text_config":
             return composite.text_config(owner)
-        case Mask() if attr in _OF_MASKS:
+        case Mask() | causal.Ones() if attr in _OF_MASKS:
             return owner
         case Global(obj=type() as cls) if attr == "apply" and issubclass(cls, torch.autograd.Function):
             return frame.translator.call_autograd(cls, args, frame)

@@ -56,7 +56,6 @@ from onboard.codegen.translate.values import (
     Instance,
     Made,
     Mapping,
-    Mask,
     Method,
     Result,
     Self,
@@ -112,8 +111,8 @@ class Translator:
         """Class name -> the canonical op that its modules, which have no weights, are."""
         self.loops: dict[str, list[dict[str, Any]]] = {}
         """Class name -> the loops in its methods that are canonical ops."""
-        self.mask_makers: set[str] = set()
-        """Functions and methods that make the causal mask."""
+        self.mask_makers: dict[str, Value] = {}
+        """Functions and methods that make the causal mask, and what they return."""
         self.alibi = alibi
         self.specialised = False
         """Branches on the config are decided, and guarded, as this config has them."""
@@ -304,7 +303,7 @@ class Translator:
         if not isinstance(value, Method):
             return call_value(value, args, frame)
         if attr in self.mask_makers:
-            return Mask()
+            return self.mask_makers[attr]
         if attr == "register_buffer" and frame.kind == "init":
             return supers.register_buffer(args, frame)
         if (names := latent.names_of(frame)) is not None and names["expand"] == attr:
@@ -339,7 +338,7 @@ class Translator:
     def call_function(self, function: Any, args: Args, frame: Frame) -> Value:
         """Return a helper's result: inline when it comes down to an expression, else as a call of its translation."""
         if function.__name__ in self.mask_makers:
-            return Mask()
+            return self.mask_makers[function.__name__]
         source = module_source(function.__module__)
         node = source.functions.get(function.__name__)
         if node is None:

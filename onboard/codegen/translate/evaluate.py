@@ -173,6 +173,8 @@ def _binop(node: ast.BinOp, frame: Frame) -> Value:
 
 def binary(op: ast.operator, left: Value, right: Value) -> Value:
     """Return `left op right`."""
+    if causal.leaves(op, right):
+        return left
     if (attended := _scores(op, left, right)) is not None:
         return attended
     if (bias := biases.combined(op, left, right)) is not None:
@@ -257,8 +259,8 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
     op, right = node.ops[0], _constants(evaluate(node.comparators[0], frame))
     if isinstance(left, Known) and isinstance(right, Known):
         return Known(_COMPARE[type(op)](left.value, right.value))
-    if causal.hidden(op, left, right):
-        return left
+    if (hidden := causal.hidden(op, left, right)) is not None:
+        return hidden
     if isinstance(op, ast.Eq) and isinstance(left, Global) and isinstance(right, Global):
         return Known(left.obj == right.obj)
     if isinstance(op, ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:

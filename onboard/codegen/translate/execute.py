@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onboard.codegen.translate import lists, loops, selection
+from onboard.codegen.translate import causal, lists, loops, selection
 from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.comprehensions import bind_target, iteration
 from onboard.codegen.translate.decisions import decided_here
@@ -15,7 +15,7 @@ from onboard.codegen.translate.env import Env
 from onboard.codegen.translate.evaluate import binary, condition, evaluate, settle, truth
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.narrow import narrowed, numbered
-from onboard.codegen.translate.scores import without_weights
+from onboard.codegen.translate.scores import Scores, without_weights
 from onboard.codegen.translate.skips import without_continue
 from onboard.codegen.translate.values import (
     NONE,
@@ -75,6 +75,8 @@ def _aug_assign(node: ast.AugAssign, frame: Frame) -> None:
     """A tensor is changed in place, as other names for it see; everything else is computed anew."""
     old = evaluate(ast.copy_location(_as_load(node.target), node), frame)
     operand = settle(evaluate(node.value, frame), frame)
+    if causal.leaves(node.op, operand):
+        return
     if isinstance(node.target, ast.Name) and type(old) is Code and not old.static and not old.transposed:
         frame.emit(ast.AugAssign(name(node.target.id, store=True), node.op, residual(operand)), node)
         return
@@ -90,6 +92,11 @@ def _expr(node: ast.Expr, frame: Frame) -> None:
     if isinstance(node.value, ast.Constant) or lists.append(node.value, frame):
         return
     value = evaluate(node.value, frame)
+    match node.value:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=variable))) if isinstance(value, Scores):
+            if _in_place(node.value):
+                frame.env.values[variable] = value
+            return
     if isinstance(value, Code) and isinstance(value.expr, ast.Call) and _in_place(value.expr):
         frame.emit(ast.Expr(value.expr), node)
 

@@ -38,6 +38,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_neo": {},
     "ctrl": {},
     "xglm": {},
+    "xlm": {"causal": True},  # its mask is of truth values, made beside one of the padding, and filled in in place
     # a norm with weight 1 + w and bias; the text model of a composite
     "nemotron": {"num_key_value_heads": 8, "head_dim": 128},
     "emu3": {},

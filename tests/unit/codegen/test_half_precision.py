@@ -1,0 +1,55 @@
+"""Modeling code that casts queries and keys to float32 for its scores: the canonical op gets tensors of one dtype."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, CodeGenConfig, GPTJConfig, GPTNeoConfig, PretrainedConfig
+
+from onboard.codegen.translate.cleanup import clean
+from onboard.testing import assert_rmse_close, copy_weights, fresh_seed, generated_causal_lm, hf_causal_lm
+
+MODELS = Path(__file__).resolve().parents[3] / "models"
+CONFIGS: dict[str, PretrainedConfig] = {
+    "codegen": CodeGenConfig(vocab_size=99, n_positions=32, n_embd=64, n_layer=2, n_head=4, rotary_dim=8),
+    "gptj": GPTJConfig(vocab_size=99, n_positions=32, n_embd=64, n_layer=2, n_head=4, rotary_dim=8),
+    "gpt_neo": GPTNeoConfig(
+        vocab_size=99,
+        max_position_embeddings=32,
+        hidden_size=64,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=8,
+    ),
+}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@torch.no_grad()
+def test_scores_in_float32_are_the_same_in_bfloat16(family: str) -> None:
+    config = CONFIGS[family]
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    expected = hf_causal_lm(model_class, config, fresh_seed(), dtype="bfloat16")
+    actual = generated_causal_lm(MODELS / f"modeling_{family}.py", config, dtype="bfloat16")
+    copy_weights(expected, actual)
+    ids, positions = torch.randint(99, (2, 24)), torch.arange(24).expand(2, -1)
+    assert_rmse_close(actual(ids, positions).logits, expected(ids).logits, 3e-2, family)
+
+
+def cleaned(text: str) -> str:
+    return "\n".join(map(ast.unparse, clean(ast.parse(text).body)))
+
+
+def test_casts_that_every_reader_undoes_go() -> None:
+    text = "q = q.to(torch.float32)\nn = q.size(-2)\nreturn f(q.type_as(v), n)"
+    assert cleaned(text) == "n = q.size(-2)\nreturn f(q.type_as(v), n)"
+
+
+@pytest.mark.parametrize("reader", ["f(q)", "q * 2", "q.type(v)", "q.dtype"])
+def test_casts_that_something_sees_stay(reader: str) -> None:
+    text = f"q = q.float()\nn = {reader}\nreturn f(q.type_as(v), n)"
+    assert cleaned(text) == text
