@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onboard.cli.options import (
-    AsJson,
-    Config,
-    Device,
-    DTypeName,
-    InDType,
-    Mode,
-    ModeName,
-    Offline,
-    OnDevice,
-    RandomWeights,
-    Root,
-)
+from onboard.cli import options
+from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,12 +26,12 @@ def bench(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A folder, an id, a name in the registry, or a config.json.")
     ],
-    root: Root = Path(),
-    config: Config = None,
-    device: OnDevice = Device.AUTO,
-    dtype: InDType = DTypeName.AUTO,
-    mode: Mode = ModeName.GRAPH,
-    random_weights: RandomWeights = False,
+    root: options.Root = Path(),
+    config: options.Config = None,
+    device: options.OnDevice = Device.AUTO,
+    dtype: options.InDType = DTypeName.AUTO,
+    mode: options.Mode = ModeName.GRAPH,
+    random_weights: options.RandomWeights = False,
     batch: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Sequences at a time.", show_default="by device")
     ] = None,
@@ -61,8 +50,8 @@ def bench(
     output: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where the pictures go.", show_default="under the root")
     ] = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
+    offline: options.Offline = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure a model's speed beside what the hardware allows, and beside transformers.
 

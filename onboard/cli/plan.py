@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onboard.cli.options import AsJson, DTypeName, InDType, Model, ModeName, Offline, Root
+from onboard.cli import options
+from onboard.cli.options import DTypeName, ModeName
 from onboard.errors import ConsentRequiredError, UsageError
 
 if TYPE_CHECKING:
@@ -35,11 +36,11 @@ class CacheDTypeName(StrEnum):
 
 
 def plan(
-    model: Model,
+    model: options.Model,
     gpu: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory of the GPU, as 80GiB.", show_default="this machine's")
     ] = None,
-    dtype: InDType = DTypeName.AUTO,
+    dtype: options.InDType = DTypeName.AUTO,
     cache_dtype: Annotated[
         CacheDTypeName | None,
         typer.Option(help="What keys and values are kept in.", show_default="as configured"),
@@ -50,10 +51,10 @@ def plan(
     batch: Annotated[
         int | None, typer.Option(min=1, help="Sequences at a time.", show_default="the configuration's")
     ] = None,
-    root: Root = Path(),
+    root: options.Root = Path(),
     mode: Annotated[ModeName, typer.Option(help="graph: the onboarded model; hf: transformers' own.")] = ModeName.GRAPH,
-    offline: Offline = False,
-    as_json: AsJson = False,
+    offline: options.Offline = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show what a model takes of a GPU's memory, and what fits beside it, from its config alone.
 

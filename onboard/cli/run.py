@@ -14,19 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onboard.cli.options import (
-    AsJson,
-    Config,
-    Device,
-    DTypeName,
-    InDType,
-    Mode,
-    Model,
-    ModeName,
-    Offline,
-    OnDevice,
-    Root,
-)
+from onboard.cli import options
+from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,15 +24,15 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: Model,
+    model: options.Model,
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="Texts to go on from.", show_default="read stdin")
     ] = None,
-    root: Root = Path(),
-    config: Config = None,
-    device: OnDevice = Device.AUTO,
-    dtype: InDType = DTypeName.AUTO,
-    mode: Mode = ModeName.GRAPH,
+    root: options.Root = Path(),
+    config: options.Config = None,
+    device: options.OnDevice = Device.AUTO,
+    dtype: options.InDType = DTypeName.AUTO,
+    mode: options.Mode = ModeName.GRAPH,
     token_ids: Annotated[
         list[str] | None, typer.Option(metavar="ID,ID,...", help="A prompt as token ids; may be repeated.")
     ] = None,
@@ -56,8 +45,8 @@ def run(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")] = False,
     n: Annotated[int, typer.Option("-n", help="Outputs for each prompt.")] = 1,
-    offline: Offline = False,
-    as_json: AsJson = False,
+    offline: options.Offline = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Generate text with an onboarded model.
 

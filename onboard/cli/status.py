@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onboard.cli.options import AsJson
+from onboard.cli import options
 
 if TYPE_CHECKING:
     from onboard.workflow.state import RunState
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def status(
     root: Annotated[Path, typer.Option(help="Folder that models were onboarded under.", show_default="here")] = Path(),
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show the models under a root and their phases."""
     states = load_states(root)

@@ -13,31 +13,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onboard.cli import options
 from onboard.cli.bench import numbers
-from onboard.cli.options import AsJson, Device, DTypeName, InDType, Model, Offline, OnDevice, RandomWeights, Root
+from onboard.cli.options import Device, DTypeName
 
 if TYPE_CHECKING:
     from onboard.bench.tune import Trial, Tuning
 
 
 def tune(
-    model: Model,
-    root: Root = Path(),
+    model: options.Model,
+    root: options.Root = Path(),
     config: Annotated[
         Path | None, typer.Option(help="Configuration to tune, or to make.", show_default="the registered one")
     ] = None,
-    device: OnDevice = Device.AUTO,
-    dtype: InDType = DTypeName.AUTO,
-    random_weights: RandomWeights = False,
+    device: options.OnDevice = Device.AUTO,
+    dtype: options.InDType = DTypeName.AUTO,
+    random_weights: options.RandomWeights = False,
     batch: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Sequences at a time.", show_default="one, and the most")
     ] = None,
     context: Annotated[str, typer.Option(metavar="N,N,...", help="Tokens of a prompt.")] = "128",
     repeats: Annotated[int, typer.Option(min=2, help="Times that each choice is measured.")] = 3,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the prompts.", show_default="random")] = None,
-    offline: Offline = False,
+    offline: options.Offline = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and write nothing.")] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure a model's back ends and CUDA-graph sizes here; write the best to its configuration.
 

@@ -10,35 +10,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onboard.cli.options import (
-    AsJson,
-    Config,
-    Device,
-    DTypeName,
-    InDType,
-    Mode,
-    Model,
-    ModeName,
-    Offline,
-    OnDevice,
-    Root,
-)
+from onboard.cli import options
+from onboard.cli.options import Device, DTypeName, ModeName
 
 if TYPE_CHECKING:
     from onboard.runtime.verify import Check, VerifyReport
 
 
 def verify(
-    model: Model,
-    root: Root = Path(),
-    config: Config = None,
-    device: OnDevice = Device.AUTO,
-    dtype: InDType = DTypeName.AUTO,
+    model: options.Model,
+    root: options.Root = Path(),
+    config: options.Config = None,
+    device: options.OnDevice = Device.AUTO,
+    dtype: options.InDType = DTypeName.AUTO,
     compile_backend: Annotated[str, typer.Option(help="auto, torch-simple, torch-compile, torch-cudagraph.")] = "auto",
-    mode: Mode = ModeName.GRAPH,
+    mode: options.Mode = ModeName.GRAPH,
     seed: Annotated[int | None, typer.Option(help="Of the prompts.", show_default="random")] = None,
-    offline: Offline = False,
-    as_json: AsJson = False,
+    offline: options.Offline = False,
+    as_json: options.AsJson = False,
 ) -> int:
     """Compare with transformers after every transform.
 
