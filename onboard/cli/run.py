@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onboard.cli.model import Device, DTypeName, ModeName
+from onboard.cli import options
+from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,19 +24,15 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, an id, or a name in the registry.")],
+    model: options.Model,
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="Texts to go on from.", show_default="read stdin")
     ] = None,
-    root: Annotated[
-        Path, typer.Option(help="Folder that the model was onboarded under.", show_default="here")
-    ] = Path(),
-    config: Annotated[Path | None, typer.Option(help="Configuration to use instead of the registered one.")] = None,
-    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.AUTO,
-    dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
-    mode: Annotated[
-        ModeName, typer.Option(help="graph: the onboarded model; hf, transformers: transformers' own, as it is.")
-    ] = ModeName.GRAPH,
+    root: options.Root = Path(),
+    config: options.Config = None,
+    device: options.OnDevice = Device.AUTO,
+    dtype: options.InDType = DTypeName.AUTO,
+    mode: options.Mode = ModeName.GRAPH,
     token_ids: Annotated[
         list[str] | None, typer.Option(metavar="ID,ID,...", help="A prompt as token ids; may be repeated.")
     ] = None,
@@ -48,8 +45,8 @@ def run(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")] = False,
     n: Annotated[int, typer.Option("-n", help="Outputs for each prompt.")] = 1,
-    offline: Annotated[bool, typer.Option("--offline", help="Use the local cache only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    offline: options.Offline = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Generate text with an onboarded model.
 

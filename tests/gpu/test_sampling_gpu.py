@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from apart import run_apart
 
 from onboard import SamplingParams
 from onboard.ops.sampling import choose_tokens
@@ -22,11 +20,7 @@ UNIT = Path(__file__).resolve().parents[1] / "unit" / "ops"
 
 
 def test_kernels_are_right_on_the_device() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_sampling.py"]
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(command, cwd=UNIT, env=environment, capture_output=True, text=True, check=False)
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0
+    run_apart(UNIT, "interpreted_sampling.py", interpreted=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
