@@ -277,9 +277,14 @@ def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
             return Mapping(merged)
     if all(isinstance(value, Mask) for value in values):
         return PaddingMask()
+    modules = [value for value in values if isinstance(value, Instance)]
+    if len(modules) == len(values) and not key.startswith("self."):
+        for module, (_, statements) in zip(modules, sides, strict=True):
+            statements.append(ast.Assign([name(key, store=True)], module.expr))
+        made = tuple(way for module in modules for way in module.made)
+        return Instance(made, name(key), any(module.optional for module in modules))
     if key.startswith("self."):
         path = attribute(name("self"), key.removeprefix("self."))
-        modules = [value for value in values if isinstance(value, Instance)]
         nothing = [value for value in values if isinstance(value, Known) and value.value is None]
         if modules and len(modules) + len(nothing) == len(values):
             optional = bool(nothing) or any(module.optional for module in modules)
