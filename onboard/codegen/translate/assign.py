@@ -30,6 +30,7 @@ from onboard.codegen.translate.values import (
     Value,
     attribute,
     is_static,
+    joined_ways,
     name,
     residual,
     same,
@@ -243,6 +244,9 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
         owner = frame.env.values[target.value.id]
     index = code(target.slice, frame) if not isinstance(target.slice, ast.Slice) else target.slice
     frame.emit(ast.Assign([ast.Subscript(residual(owner), index, ast.Store())], residual(value)), origin)
+    if isinstance(owner, ModuleList) and isinstance(value, Instance):
+        place = ast.unparse(target.value)
+        frame.env.values[place] = replace(owner, made=joined_ways(owner.made, value.made))
     if isinstance(owner, Code) and isinstance(target.value, ast.Name) and (form := _form(value)) is not None:
         frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {form}")
 

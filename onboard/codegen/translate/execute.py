@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onboard.codegen.translate import causal, lists, loops, selection
+from onboard.codegen.translate import causal, lists, loops, selection, uniform
 from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.comprehensions import bind_target, iteration
 from onboard.codegen.translate.decisions import decided_here
@@ -45,13 +45,15 @@ GOES_ON, RETURNS, RAISES = "goes on", "returns", "raises"
 
 def execute(statements: Sequence[ast.stmt], frame: Frame) -> str:
     """Execute statements; return how they end (`GOES_ON`, `RETURNS`, `RAISES`)."""
-    for statement in statements:
+    for index, statement in enumerate(statements):
         handler = _STATEMENTS.get(type(statement))
         if handler is None:
             raise Untranslatable(f"{type(statement).__name__} at {frame.source.location(statement)}")
         ending = handler(statement, frame)
         if ending is not None:
             return str(ending)
+        if (chosen := uniform.chosen(statement, statements[index + 1 :], frame)) is not None:
+            return execute([chosen], frame)
     return GOES_ON
 
 

@@ -39,6 +39,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "ctrl": {},
     "xglm": {},
     "xlm": {"causal": True},  # its mask is of truth values, made beside one of the padding, and filled in in place
+    # an adapter for each language, one of which texts are in
+    "xmod": {"is_decoder": True, "languages": ["en_XX", "de_DE", "fr_XX"], "default_language": "de_DE"},
     # a norm with weight 1 + w and bias; the text model of a composite
     "nemotron": {"num_key_value_heads": 8, "head_dim": 128},
     "emu3": {},
