@@ -71,6 +71,11 @@ def test_the_file_of_a_family_equals_transformers(family: str) -> None:
     assert proofs[-1].path == ""
 
 
+def test_a_block_stands_for_its_class_that_ran_on_a_text() -> None:
+    (adapter,) = [block for block in _spec("xmod").blocks if block.class_name == "XmodAdapter"]
+    assert adapter.path.endswith("adapter_modules.de_DE")
+
+
 def test_the_same_class_as_an_encoder_is_refused() -> None:
     with pytest.raises(OnboardError, match="is not causal"):
         analyze({"model_type": "bert", "is_decoder": False}, model="test/encoder")
