@@ -200,7 +200,8 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
         return
     if frame.kind != "init":
         if isinstance(value, Code) and ast.unparse(value.expr).split(".to(")[0] == f"self.{attr}":
-            return  # moved to where the tensors are
+            _move(attr, value.expr, frame)
+            return
         if same(value, NONE) and frame.cls is not None and same(frame.cls.attributes.get(attr, Self()), NONE):
             return  # what one call would keep for the next
         raise Grows(f"forward assigns self.{attr}")
@@ -210,6 +211,13 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
     target = ast.Attribute(path.value, attr, ast.Store())
     frame.emit(ast.Assign([target], residual(value)), origin)
     frame.env.values[f"self.{attr}"] = _at(value, path)
+
+
+def _move(attr: str, expr: ast.expr, frame: Frame) -> None:
+    """Have what reads `self.attr` from here on read it in another dtype; it lies where the other tensors are."""
+    match expr:
+        case ast.Call(func=function, keywords=keywords) if dtype := [item for item in keywords if item.arg == "dtype"]:
+            frame.env.values[f"self.{attr}"] = Code(ast.Call(function, [], dtype))
 
 
 def _at(value: Value, path: ast.expr) -> Value:

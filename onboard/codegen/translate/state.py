@@ -113,7 +113,7 @@ class ClassState:
         path = attribute(owner, attr)
         if not (isinstance(owner, ast.Name) and owner.id == "self"):
             self.read_outside.add(attr)
-        elif frame.kind == "init" and f"self.{attr}" in frame.env.values:
+        elif f"self.{attr}" in frame.env.values:
             return frame.env.values[f"self.{attr}"]
         match value := self.attributes.get(attr):
             case Known() if frame.kind != "init" and (turned := rescaled.switched(self, attr)) is not None:
