@@ -50,13 +50,7 @@ def generate_model_file(spec: ModelSpec) -> str:
     _check_identifiers(spec)
     translator, model = make_translator(spec)
     try:
-        top = _translated(translator)
-        classes, functions = emit(translator, top)
-        norms = sorted(translator.own_norms & set().union(*(item.reads for item in classes)))
-        blocks = [render(f"model/own_{name.lower()}.py.j2").strip() for name in norms]
-        blocks += [_block(item, spec, translator) for item in classes]
-        names = set().union(*(item.reads for item in classes)) | _names_in(functions)
-        imports = _imports(names, translator, spec, blocks)
+        functions, blocks, imports = _parts(translator, spec)
     except OnboardError:
         raise
     except Exception as error:
@@ -81,6 +75,31 @@ def generate_model_file(spec: ModelSpec) -> str:
         first_position=first_position_expression(spec, "config"),
     )
     return format_python(text)
+
+
+def _parts(translator: Translator, spec: ModelSpec) -> tuple[list[MethodText], list[str], list[str]]:
+    """Return the functions, the classes and the imports of a file; where it would need what no file has (a class that
+    this config leaves out), with this config's side of each branch.
+    """
+    top = _translated(translator)
+    try:
+        return _written(translator, spec, top)
+    except Untranslatable:
+        if translator.specialised:
+            raise
+    translator.specialised = True
+    translator.facts.clear()
+    translator.shared.clear()
+    return _written(translator, spec, _translated(translator))
+
+
+def _written(translator: Translator, spec: ModelSpec, top: ClassState) -> tuple[list[MethodText], list[str], list[str]]:
+    classes, functions = emit(translator, top)
+    norms = sorted(translator.own_norms & set().union(*(item.reads for item in classes)))
+    blocks = [render(f"model/own_{name.lower()}.py.j2").strip() for name in norms]
+    blocks += [_block(item, spec, translator) for item in classes]
+    names = set().union(*(item.reads for item in classes)) | _names_in(functions)
+    return functions, blocks, _imports(names, translator, spec, blocks)
 
 
 def _translated(translator: Translator) -> ClassState:

@@ -145,7 +145,7 @@ class Translator:
         try:
             return self._fixed_point()
         except Untranslatable:
-            self.facts = {}
+            self.facts, self.shared = {}, {}
             self.writes_positions = self.pairs_positions
             self.specialised = not self.writes_positions
         try:
@@ -153,7 +153,7 @@ class Translator:
         except Untranslatable:
             if self.specialised:
                 raise
-            self.facts = {}
+            self.facts, self.shared = {}, {}
             self.specialised = True
         return self._fixed_point()
 
@@ -267,7 +267,7 @@ class Translator:
 
     def _share_parameters(self, states: list[ClassState], attr: str, routines: list[Routine], args: Args) -> None:
         """What one class of a module that may be of several needs of a call, the others take, too, where they can."""
-        given = [set(bind(routine.node, args, method=True)[0]) for routine in routines]
+        given = [set(all_bound(routine.node, args)) for routine in routines]
         needed = {key for routine, own in zip(routines, given, strict=True) for key in routine.parameters if key in own}
         if not all(own.issuperset(needed) for own in given):
             return
@@ -316,8 +316,7 @@ class Translator:
         if found[0].__module__.startswith("torch."):
             return plain_call(attribute(name("self"), attr), args)
         if frame.kind == "init" and sets_attributes(found[1]):
-            execute_inside(self, *found, args, frame)
-            return NONE
+            return execute_inside(self, *found, args, frame)
         routine = self._method(state, attr, args)
         if not routine.body:
             del state.methods[attr]  # nothing is left to call

@@ -14,6 +14,7 @@ from torch import nn
 from onboard.codegen.translate import biases, calls, causal, indexer, objects, scores
 from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
 from onboard.codegen.translate.decisions import absent_here, decided_here
+from onboard.codegen.translate.forms import ONES, UNIFORM
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.items import item_of, slice_code
 from onboard.codegen.translate.module_lists import slice_modules
@@ -175,6 +176,8 @@ def binary(op: ast.operator, left: Value, right: Value) -> Value:
     """Return `left op right`."""
     if causal.leaves(op, right):
         return left
+    if isinstance(op, ast.Mult) and isinstance(right, Code) and right.form == ONES and is_static(left):
+        return Code(residual(left), static=True, form=UNIFORM)
     if (attended := _scores(op, left, right)) is not None:
         return attended
     if (bias := biases.combined(op, left, right)) is not None:
@@ -276,7 +279,8 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
         case ast.In() | ast.NotIn(), Known(value=str() as key), Mapping(items=entries):
             return Known((key in entries) is isinstance(op, ast.In))
     static = is_static(right) and (is_static(left) or isinstance(left, Instance))
-    return Code(ast.Compare(residual(left), [op], [residual(right)]), static)
+    uniform = isinstance(left, Code) and left.form == UNIFORM and static
+    return Code(ast.Compare(residual(left), [op], [residual(right)]), static, form=UNIFORM if uniform else None)
 
 
 def _constants(value: Value) -> Value:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onboard.codegen.translate import causal, lists, loops, selection
+from onboard.codegen.translate import causal, lists, loops, selection, uniform
 from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.comprehensions import bind_target, iteration
 from onboard.codegen.translate.decisions import decided_here
@@ -45,13 +45,15 @@ GOES_ON, RETURNS, RAISES = "goes on", "returns", "raises"
 
 def execute(statements: Sequence[ast.stmt], frame: Frame) -> str:
     """Execute statements; return how they end (`GOES_ON`, `RETURNS`, `RAISES`)."""
-    for statement in statements:
+    for index, statement in enumerate(statements):
         handler = _STATEMENTS.get(type(statement))
         if handler is None:
             raise Untranslatable(f"{type(statement).__name__} at {frame.source.location(statement)}")
         ending = handler(statement, frame)
         if ending is not None:
             return str(ending)
+        if (chosen := uniform.chosen(statement, statements[index + 1 :], frame)) is not None:
+            return execute([chosen], frame)
     return GOES_ON
 
 
@@ -277,9 +279,14 @@ def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
             return Mapping(merged)
     if all(isinstance(value, Mask) for value in values):
         return PaddingMask()
+    modules = [value for value in values if isinstance(value, Instance)]
+    if len(modules) == len(values) and not key.startswith("self."):
+        for module, (_, statements) in zip(modules, sides, strict=True):
+            statements.append(ast.Assign([name(key, store=True)], module.expr))
+        made = tuple(way for module in modules for way in module.made)
+        return Instance(made, name(key), any(module.optional for module in modules))
     if key.startswith("self."):
         path = attribute(name("self"), key.removeprefix("self."))
-        modules = [value for value in values if isinstance(value, Instance)]
         nothing = [value for value in values if isinstance(value, Known) and value.value is None]
         if modules and len(modules) + len(nothing) == len(values):
             optional = bool(nothing) or any(module.optional for module in modules)

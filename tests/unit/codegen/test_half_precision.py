@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, CodeGenConfig, GPTJConfig, GPTNeoConfig, PretrainedConfig
 
 from onboard.codegen.translate.cleanup import clean
+from onboard.codegen.translate.state import ClassState
 from onboard.testing import assert_rmse_close, copy_weights, fresh_seed, generated_causal_lm, hf_causal_lm
 
+Translate = Callable[..., tuple[ClassState, str, str]]
 MODELS = Path(__file__).resolve().parents[3] / "models"
 CONFIGS: dict[str, PretrainedConfig] = {
     "codegen": CodeGenConfig(vocab_size=99, n_positions=32, n_embd=64, n_layer=2, n_head=4, rotary_dim=8),
@@ -38,6 +41,20 @@ def test_scores_in_float32_are_the_same_in_bfloat16(family: str) -> None:
     copy_weights(expected, actual)
     ids, positions = torch.randint(99, (2, 24)), torch.arange(24).expand(2, -1)
     assert_rmse_close(actual(ids, positions).logits, expected(ids).logits, 3e-2, family)
+
+
+def test_a_table_that_a_forward_casts_is_read_in_that_dtype(translate: Translate) -> None:
+    text = """
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.table = nn.Buffer(torch.ones(4), persistent=False)
+
+    def forward(self, x):
+        self.table = self.table.to(device=x.device, dtype=x.dtype)
+        return x + self.table
+"""
+    assert translate(text)[2] == "return x + self.table.to(dtype=x.dtype)"
 
 
 def cleaned(text: str) -> str:

@@ -32,6 +32,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "deepseek_v3": ({}, {MLA}),
     "qwen3_next": ({}, {CONV, DELTA, GATED, ATTENTION}),
     "xlstm": ({}, {MLSTM}),
+    "zamba2": ({"num_mem_blocks": 2}, {CONV, SSM, GATED, ATTENTION}),  # blocks shared in turn
 }
 """Family -> config fields that differ from the class's defaults, canonical ops of its mixers."""
 MIXERS = {CONV, SSM, SELECTIVE, DELTA, GATED, ATTENTION, MLA, MLSTM}
