@@ -113,7 +113,7 @@ def measure(batch: int, context: int, steps: int, max_seq_len: int, params: dict
         times["step"].append(whole - 1e6 * sum(engine.gm.seconds) - times["sampler"][-1])
         step = engine.scheduler.schedule()  # what is timed next changes nothing: the step is scheduled again
         times["lists"].append(microseconds(lambda step=step: from_lists(former.cache.info, step, page_rows)))  # type: ignore[misc]
-        times["rows"].append(microseconds(lambda step=step: engine.cache.info.set_rows(step.slots(), step.lengths())))  # type: ignore[misc]
+        times["rows"].append(microseconds(lambda step=step: engine.cache.info.set_rows(step.slots, step.lengths)))  # type: ignore[misc]
     return times
 
 

@@ -17,7 +17,7 @@ from onboard.graph.next_token import ChoosesTokens
 from onboard.graph.sequence import CachedSequenceInterface, input_names
 from onboard.graph.step_buffer import CHOICE_NAMES
 
-_CHOICE_INPUTS = (*CHOICE_NAMES, "input_ids", "state_slots")
+_CHOICE_INPUTS = (*CHOICE_NAMES, "input_ids", "kv_lens", "state_slots")
 """What the choice of tokens reads beside the graph's own inputs."""
 _WARM_UP_RUNS = 2  # the first compiles and tunes kernels, the second is what a step does from then on
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -36,6 +37,8 @@ class Request:
     finish_reason: FinishReason | None = None
     limit: int = sys.maxsize
     """Most tokens that it can have, prompt included."""
+    last_tokens: frozenset[int] = frozenset()
+    """Tokens that end it."""
     unseen: int = 0
     """Tokens after the known ones that the device has chosen, or will by the time that it is asked."""
     num_preemptions: int = 0
@@ -100,11 +103,8 @@ class Chunk:
 
     sequence: Request
     length: int
-
-    @property
-    def completes(self) -> bool:
-        """Whether the last row's logits choose the sequence's next token."""
-        return self.length == self.sequence.num_pending
+    completes: bool
+    """Whether the last row's logits choose the sequence's next token."""
 
     def reads_given(self) -> bool:
         """Whether some of its tokens have rows from outside."""
@@ -121,20 +121,28 @@ class Step:
     num_tokens: int = 0
     num_filling: int = 0
     """Tokens beside those that only go on with an output: of prompts, and computed again."""
+    some_given: bool = False
+    """Whether some of its sequences have more than tokens."""
+    ends: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Cached tokens of each sequence behind it, once it was started."""
 
-    def add(self, chunk: Chunk, pending: int) -> None:
-        """Append a chunk of a sequence of which `pending` tokens are not cached."""
-        self.chunks.append(chunk)
-        self.num_tokens += chunk.length
+    def add(self, sequence: Request, length: int, pending: int) -> None:
+        """Append the next `length` tokens of a sequence of which `pending` are not cached."""
+        self.chunks.append(Chunk(sequence, length, length == pending))
+        self.num_tokens += length
         if pending > 1:
-            self.num_filling += chunk.length
+            self.num_filling += length
+        if sequence.given is not None:
+            self.some_given = True
 
+    @cached_property
     def slots(self) -> IntArray:
-        """Return each sequence's row."""
+        """Each sequence's row; to be read when all chunks are there."""
         return np.array([chunk.sequence.slot for chunk in self.chunks])
 
+    @cached_property
     def lengths(self) -> IntArray | None:
-        """Return each chunk's number of tokens, None when all have one."""
+        """Each chunk's number of tokens, None when all have one; to be read when all chunks are there."""
         if self.num_tokens == len(self.chunks):
             return None
         return np.array([chunk.length for chunk in self.chunks])
@@ -145,11 +153,11 @@ class Step:
 
     def has_given(self) -> bool:
         """Whether some of its tokens have rows from outside."""
-        return any(chunk.reads_given() for chunk in self.chunks)
+        return self.some_given and any(chunk.reads_given() for chunk in self.chunks)
 
     def position_ids(self) -> IntArray | None:
         """Return the tokens' positions for the model where they are not their places; None where all are."""
-        if all(chunk.sequence.given is None for chunk in self.chunks):
+        if not self.some_given:
             return None
         return np.concatenate([_positions(chunk) for chunk in self.chunks])
 

@@ -11,11 +11,12 @@ end.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 from operator import attrgetter
 
 from onboard.errors import OnboardError
 from onboard.runtime.memory import CacheMemory
-from onboard.runtime.request import Chunk, FinishReason, Request, Step
+from onboard.runtime.request import FinishReason, Request, Step
 from onboard.runtime.rope import LengthDependentRope
 
 _in_order = attrgetter("order")
@@ -86,30 +87,36 @@ class Scheduler:
         completing = [(row, chunk.sequence) for row, chunk in enumerate(step.chunks) if chunk.completes]
         for chunk in step.chunks:
             chunk.sequence.num_cached += chunk.length
-        rows, slots = self.memory.rows, step.slots()
-        lengths = step.lengths()
-        rows.num_cached[slots] += 1 if lengths is None else lengths
-        if completing:
-            slots = slots[[row for row, _ in completing]]
-            rows.tokens[slots, [sequence.length for _, sequence in completing]] = -slots
         for _, sequence in completing:
             sequence.unseen += 1
+        rows, slots = self.memory.rows, step.slots
+        rows.num_cached[slots] += 1 if step.lengths is None else step.lengths
+        step.ends = rows.num_cached[slots]
+        which = slice(None) if len(completing) == len(slots) else [row for row, _ in completing]
+        rows.tokens[slots[which], step.ends[which]] = -slots[which]
         return completing
 
     def settle(self, step: Step) -> None:
         """Record that all tokens that a started step reads are known; before the next one is scheduled."""
-        for chunk in step.chunks:
+        for row in self.memory.at_borders(step.ends, step.lengths):
+            chunk = step.chunks[row]
             if chunk.sequence.finish_reason is None:
                 self.memory.computed(chunk.sequence, chunk.length)
 
-    def append(self, sequence: Request, token: int) -> None:
-        """Append a generated token; a sequence that outgrows its rotary table is computed anew with the next one."""
-        self.memory.rows.tokens[sequence.slot, len(sequence.tokens)] = token
-        sequence.tokens.append(token)
-        sequence.unseen -= 1
-        if self.rope and self._table(sequence) != sequence.table:
-            sequence.table = self._table(sequence)
-            self.memory.restart(sequence)
+    def append(self, chosen: Iterable[tuple[int, Request, int]]) -> None:
+        """Append generated tokens, each with its sequence and some row.
+
+        A sequence that outgrows its rotary table is computed anew with the next one.
+        """
+        known = self.memory.rows.tokens
+        for _, sequence, token in chosen:
+            tokens = sequence.tokens
+            known[sequence.slot, len(tokens)] = token
+            tokens.append(token)
+            sequence.unseen -= 1
+            if self.rope and self._table(sequence) != sequence.table:
+                sequence.table = self._table(sequence)
+                self.memory.restart(sequence)
 
     def finish(self, sequence: Request, reason: FinishReason) -> None:
         """Retire a running sequence and free its pages."""
@@ -134,19 +141,19 @@ class Scheduler:
             self.cancel(sequence)
 
     def _numbered(self, step: Step) -> Step:
-        for chunk in step.chunks:
+        for chunk in step.chunks if self.rope else ():
             chunk.sequence.last_step = self.num_steps
         self.num_steps += 1
         return step
 
     def _fill(self, step: Step) -> Step:
         self._make_way()
-        decoding = sum(sequence.num_pending == 1 for sequence in self.running)
-        for sequence in list(self.running):
+        pending = [sequence.num_pending for sequence in self.running]
+        decoding = pending.count(1)
+        for sequence, count in zip(list(self.running), pending, strict=True):
+            decoding -= count == 1
             if sequence.slot:  # it may have been preempted meanwhile
-                pending = sequence.num_pending
-                decoding -= pending == 1
-                self._advance(sequence, step, pending, decoding)
+                self._advance(sequence, step, count, decoding)
         self._admit(step)
         return step
 
@@ -155,15 +162,14 @@ class Scheduler:
 
         A prompt leaves room for the `decoding` sequences after it, unless the least it can take has none then.
         """
-        if sequence.table != step.rope_length or sequence.num_cached + pending >= sequence.limit:
+        cached, budget = sequence.num_cached, self.max_num_tokens - step.num_tokens
+        if budget <= 0 or sequence.table != step.rope_length or cached + pending >= sequence.limit:
             return
-        budget = self.max_num_tokens - step.num_tokens
-        if pending == 1:  # nearly always, so this has to be quick
-            length = min(budget, 1)
-        else:
+        length = 1  # nearly always, so this has to be quick
+        if pending > 1:
             length = self._fitting(sequence, budget - decoding) or self._fitting(sequence, budget)
-        if length and (sequence.num_cached + length <= sequence.room or self._reserve(sequence, length)):
-            step.add(Chunk(sequence, length), pending)
+        if length and (cached + length <= sequence.room or self._reserve(sequence, length)):
+            step.add(sequence, length, pending)
 
     def _fitting(self, sequence: Request, budget: int) -> int:
         """Return how many tokens a sequence may have in a step that has room for `budget`."""
@@ -188,7 +194,7 @@ class Scheduler:
             insort(self.running, sequence, key=_in_order)
             length = self._fitting(sequence, self.max_num_tokens - step.num_tokens)
             if length and self.memory.reserve(sequence, length):  # else it goes on with the next step
-                step.add(Chunk(sequence, length), sequence.num_pending)
+                step.add(sequence, length, sequence.num_pending)
                 coming.update(self.memory.completes(step.chunks[-1]))
 
     def _border(self) -> int | None:

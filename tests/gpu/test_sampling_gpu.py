@@ -35,10 +35,13 @@ def test_rows_of_real_size(dtype: torch.dtype) -> None:
     uniform = torch.rand(rows, dtype=torch.float64, device="cuda")
     expected = choose_tokens(logits, *columns, uniform)
     latest = torch.zeros(rows, dtype=torch.int64, device="cuda")
-    tokens = choose_and_keep(logits, *columns, uniform, latest, torch.arange(rows, device="cuda"))
+    landed = torch.zeros(rows, 2, dtype=torch.int64, pin_memory=True)
+    lengths = torch.arange(rows, dtype=torch.int32, device="cuda")
+    tokens = choose_and_keep(logits, *columns, uniform, latest, landed, lengths.long(), lengths)
     assert (tokens == expected).float().mean() > 0.9
     assert torch.equal(tokens[3::4], expected[3::4])
     assert torch.equal(tokens, latest)
+    assert torch.equal(tokens.cpu(), landed.gather(1, lengths.cpu().long()[:, None] % 2)[:, 0])
 
 
 def test_overlapped_steps_give_the_tokens_of_the_others(tmp_path: Path) -> None:

@@ -34,10 +34,13 @@ def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _choose(logits: torch.Tensor, rows: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The kernels' tokens, and what they kept for slots 1, 2 and so on."""
-    latest = torch.zeros(len(logits) + 1, dtype=torch.int64, device=DEVICE)
-    slots = torch.arange(1, len(logits) + 1, device=DEVICE)
+    count = len(logits)
+    latest, landed = (torch.zeros(size, dtype=torch.int64, device=DEVICE) for size in (count + 1, (count + 1, 2)))
+    slots, lengths = torch.arange(1, count + 1, device=DEVICE), torch.randint(1, 100, (count,), dtype=torch.int32)
     arguments = (each.to(DEVICE) for each in (*rows.T.contiguous(), uniform))
-    tokens = sampling.choose_and_keep(logits.to(DEVICE), *arguments, latest, slots)
+    tokens = sampling.choose_and_keep(logits.to(DEVICE), *arguments, latest, landed, slots, lengths.to(DEVICE))
+    assert torch.equal(landed.cpu()[slots.cpu(), lengths % 2], tokens.cpu())
+    assert not landed.cpu()[slots.cpu(), 1 - lengths % 2].any()
     return tokens.cpu(), latest[1:].cpu()
 
 

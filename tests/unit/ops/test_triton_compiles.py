@@ -93,7 +93,13 @@ def test_kernels_that_choose_tokens(kernels: list[Any], dtype: torch.dtype) -> N
     latest, columns = torch.zeros(4, dtype=torch.int64), torch.rand(4, 3)
     sampling.fill(torch.ones(1, 3, dtype=torch.int64), latest)
     sampling.choose_and_keep(
-        torch.randn(3, 151936).to(dtype), *columns, torch.rand(3, dtype=torch.float64), latest, torch.arange(3)
+        torch.randn(3, 151936).to(dtype),
+        *columns,
+        torch.rand(3, dtype=torch.float64),
+        latest,
+        torch.zeros(4, 2, dtype=torch.int64),
+        torch.arange(3),
+        torch.ones(3, dtype=torch.int32),
     )
     assert_compiled(kernels, {"fill_kernel", "largest_kernel", "choose_kernel"})
 

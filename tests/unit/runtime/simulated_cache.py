@@ -84,12 +84,12 @@ class Simulation:
         step = self.scheduler.schedule()
         assert 0 < step.num_tokens <= self.scheduler.max_num_tokens
         assert len(step.chunks) <= self.scheduler.max_batch_size
-        self.info.set_rows(step.slots(), step.lengths(), rope_length=step.rope_length)
+        self.info.set_rows(step.slots, step.lengths, rope_length=step.rope_length)
         self._compute(step)
         complete = self.scheduler.launched(step)
         self.scheduler.settle(step)
+        self.scheduler.append([(row, request, next_token(request.tokens)) for row, request in complete])
         for _, request in complete:
-            self.scheduler.append(request, next_token(request.tokens))
             if request.num_generated == request.params.max_tokens:
                 self.scheduler.finish(request, "length")
         self.check()
