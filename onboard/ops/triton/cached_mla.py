@@ -32,7 +32,7 @@ MOST_SPLITS = 128
 COMBINED_CHANNELS = 128
 """What one warp joins: programs so small that many run at a time."""
 ROWS, KEYS = 64, 64
-"""Of the widest tile: the least rows of the matrix units' widest product, and keys that are worth their fixed costs."""
+"""Of the widest tile: what the accumulators leave of the registers, and what two buffers leave of shared memory."""
 
 
 @dataclass(frozen=True)
@@ -49,26 +49,25 @@ class _Plan:
     num_stages: int
 
 
-def _shared_bytes(rows: int, keys: int, buffers: int, channels: int) -> int:
-    """Return the shared memory of a tile in 16-bit types: queries, buffered keys and the weights of the keys."""
-    return 2 * ((rows + buffers * keys) * channels + rows * keys)
+def _buffers(memory: int, channels: int) -> int:
+    """Return how many tiles of keys the shared memory holds beside queries and weights, all in 16-bit types."""
+    return (memory // 2 - ROWS * (channels + KEYS)) // (KEYS * channels)
 
 
 def _plan(queries: Tensor, rope: int, most_keys: int, sequences: int, longest_query: int) -> _Plan:
     """Tiles that fit in the registers and the shared memory of a multiprocessor.
 
     With 64 rows there is one program a multiprocessor (of compute capability 9.0), which loads a tile of keys while it
-    computes with the one before where both fit; a tile of 16 rows leaves room for two programs.
+    computes with the one before, where both fit; a tile of 16 rows leaves room for two programs.
     """
     rows, channels = longest_query * queries.shape[1], tile_width(queries.shape[2]) + tile_width(rope)
-    held = shared_memory(queries.device) // _shared_bytes(ROWS, KEYS, 1, channels)
+    buffers = _buffers(shared_memory(queries.device), channels)
     if queries.dtype == torch.float32:  # products of float32 proper run outside the matrix units
         tile, keys, stages = 16, 16, 2
-    elif tile_width(rows) > 16 and held:
-        fits = _shared_bytes(ROWS, KEYS, 2, channels) <= shared_memory(queries.device)
-        tile, keys, stages = min(ROWS, tile_width(rows)), KEYS, 2 if fits else 1
+    elif tile_width(rows) > 16 and buffers >= 1:
+        tile, keys, stages = min(ROWS, tile_width(rows)), KEYS, min(2, buffers)
     else:
-        tile, keys, stages = 16, 32, 3 if held else 2
+        tile, keys, stages = 16, 32, 3 if buffers >= 1 else 2
     blocks, decode = triton.cdiv(rows, tile), longest_query == 1
     wanted = processors(queries.device) * (2 if tile == 16 else 1) // (blocks * sequences)
     splits = splits_for(wanted, most_keys, keys, MOST_SPLITS) if decode else 1

@@ -68,10 +68,10 @@ def _attend_latents(
 
     Every row sees the first of them; all rows see those below `seen_by_all`.
 
-    What is done in which order and where is up to Triton's compiler, which three things here lead to the fast way.
-    The sums start as constants, since each matrix product waits for the one before where others write to their
-    registers. The outer `if` holds always: what is in it comes behind the loads of the next tile, which then have its
-    time to arrive. The inner one parts the two products, so that the warps share the columns of the first one, too.
+    Three things are here for Triton's compiler, which would else choose a much slower order and layout. The sums start
+    as constants: matrix products whose registers others write to, too, wait for one another. The outer `if` holds
+    always: what is in it is done behind the loads of the next tile, which have that time to arrive. And the inner one
+    parts the products, so that the scores of a tile are shared out among all warps, not computed twice.
     """
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
