@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import ragged
 import torch
 from naive import relative_error
 from ragged import (
@@ -67,6 +68,13 @@ def test_mla_is_the_same_for_every_number_of_splits(splits: int, monkeypatch: py
     monkeypatch.setattr(cached_mla, "MOST_SPLITS", splits)
     row = make_row([(1, 1), (1, 150), (1, 64)])
     check_mla(row, mla(row, 4, 16, 4), 1e-5)
+
+
+@pytest.mark.parametrize("lengths", [[(1, 1), (1, 150), (1, 64)], [(7, 70), (1, 9)]])
+def test_mla_with_pages_that_hold_whole_tiles(lengths: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ragged, "PAGE", 64)
+    row = make_row(lengths)
+    check_mla(row, mla(row, 20, 32, 8, torch.bfloat16), LOW[torch.bfloat16])
 
 
 def test_mla_reads_lengths_on_the_device_only() -> None:

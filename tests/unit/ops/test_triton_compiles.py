@@ -179,6 +179,18 @@ def test_kernels_of_mixers(
     assert_compiled(kernels, STATE_KERNELS[step])
 
 
+@pytest.mark.slow
+def test_latents_are_loaded_while_others_are_attended_to(kernels: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 64 rows a tile, the copies of the next tile are issued before the softmax and the second product."""
+    monkeypatch.setattr(ragged, "PAGE", 32)
+    ops.triton_cached_mla(*ragged.mla(ragged.make_row([(1, 300)] * 2), 64, 512, 64, torch.bfloat16))
+    assert_compiled(kernels, {"mla_kernel", "combine_kernel"})
+    loop = kernels[0].asm["ttgir"].split("scf.for")[1]
+    order = [loop.index(each) for each in ("warp_group_dot", "async_copy_global_to_local", "math.exp2")]
+    assert order == sorted(order)
+    assert loop.count("ttng.warp_group_dot ") == 3
+
+
 OVERLAPPING = (cached_causal_conv, cached_delta_rule, cached_ssm, moe, rmsnorm_gated, router)
 
 
