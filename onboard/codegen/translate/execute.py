@@ -317,6 +317,7 @@ def _for(node: ast.For, frame: Frame) -> str | None:
     statements = without_continue(node.body)
     for variable in sorted(_assigned(statements) & frame.env.values.keys()):
         frame.protect(variable, node)
+    known_before = _taken_for_granted(frame)
     for _ in range(20):
         start = frame.env
         env = Env({key: _own_copy(value) for key, value in start.values.items()})
@@ -335,6 +336,7 @@ def _for(node: ast.For, frame: Frame) -> str | None:
             if frame.loops and lists.is_from(appended, frame.loops[-1], start):
                 raise
             lists.exist(appended, frame, node)
+            _forget(known_before, frame)
             continue
         except Widened as widened:
             changed, known = [widened.variable], {}
@@ -347,6 +349,17 @@ def _for(node: ast.For, frame: Frame) -> str | None:
         for key in changed if not known else []:
             _widen(key, frame, node)
     raise Untranslatable(f"a loop without a fixed point at {frame.source.location(node)}")
+
+
+def _taken_for_granted(frame: Frame) -> tuple[list[ast.expr], int]:
+    """Return the guards of the class whose code is evaluated, and how many of its methods are translated."""
+    return ([], 0) if frame.cls is None else (list(frame.cls.guards), len(frame.cls.methods))
+
+
+def _forget(before: tuple[list[ast.expr], int], frame: Frame) -> None:
+    """Drop guards since `before`, of branches decided while a list was taken for empty; methods keep what they need."""
+    if frame.cls is not None and len(frame.cls.methods) == before[1]:
+        frame.cls.guards[:] = before[0]
 
 
 def _assigned(body: list[ast.stmt]) -> set[str]:

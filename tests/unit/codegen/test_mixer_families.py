@@ -60,6 +60,12 @@ def test_mixers_are_canonical_ops(family: str) -> None:
     assert len(text.splitlines()) < 420
 
 
+def test_how_many_blocks_are_shared_in_turn_is_read_from_the_config() -> None:
+    _, text = _generated("zamba2")
+    assert "tie_weights(block, shared[index % config.num_mem_blocks])" in text
+    assert "not covered: 0" not in text  # of the list of blocks, while it was empty
+
+
 @pytest.mark.parametrize(
     ("family", "fields"),
     [
