@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm import Warm
 
 from onboard.content import CONTENT_ROOT
 from onboard.workflow.sweep.record import LEVELS, TESTED, TargetRecord, judge
@@ -153,8 +154,10 @@ def test_a_tool_that_generates_a_wrong_model_gets_no_pass(old: str, new: str, tm
         (["llama", "--executor", "ray", "--address", "127.0.0.1:1"], "there is no Ray cluster at 127.0.0.1:1"),
     ],
 )
-def test_a_wrong_request_is_one_line_and_changes_nothing(words: list[str], text: str, tmp_path: Path) -> None:
-    done = sweep(tmp_path, *words)
+def test_a_wrong_request_is_one_line_and_changes_nothing(
+    words: list[str], text: str, warm: Warm, tmp_path: Path
+) -> None:
+    done = warm(*SWEEP[2:], "--root", tmp_path, *words)
     assert done.returncode == 2
     assert text in done.stderr
     assert len(done.stderr.splitlines()) == 1
