@@ -18,9 +18,9 @@ os.environ["ONBOARD_CACHE"] = ""
 
 
 @pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+def warm() -> Iterator[Warm]:
     """`python -m` without the seconds that its imports take."""
     from warm import started
 
-    with started(tmp_path_factory.mktemp("warm")) as process:
+    with started() as process:
         yield process

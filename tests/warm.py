@@ -27,17 +27,20 @@ SERVE = "import sys, warm; warm.serve(sys.argv[1])"
 
 
 @contextmanager
-def started(folder: Path) -> Iterator[Warm]:
+def started() -> Iterator[Warm]:
     """Yield the way to a process to fork from, which ends with the context."""
-    address = folder / "warm"
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", SERVE, str(address)]
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as server:
-        while not address.exists():
-            assert server.poll() is None, "the process that others are to be forked from did not start"
-            time.sleep(0.05)
-        yield Warm(str(address))
-        server.kill()
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path is short
+        address = Path(folder, "warm")
+        command = [sys.executable, "-c", SERVE, str(address)]
+        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as server:
+            try:
+                while not address.exists():
+                    assert server.poll() is None, "the process that others are to be forked from did not start"
+                    time.sleep(0.05)
+                yield Warm(str(address))
+            finally:
+                server.kill()
 
 
 class Warm:

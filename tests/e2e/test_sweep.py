@@ -115,7 +115,6 @@ def broken(spec):
 
 model_file.generate_model_file = broken
 prove.prove = lambda text, spec, export=True: [prove.BlockProof("", "", 0.0)]
-worker._import_all()
 print(worker.do(Job.model_validate_json({job!r})).model_dump_json())
 """
 
@@ -128,11 +127,14 @@ print(worker.do(Job.model_validate_json({job!r})).model_dump_json())
         pytest.param("residual + hidden_states", "hidden_states", id="a residual lost"),
     ],
 )
-def test_a_tool_that_generates_a_wrong_model_gets_no_pass(old: str, new: str, tmp_path: Path) -> None:
+def test_a_tool_that_generates_a_wrong_model_gets_no_pass(
+    old: str, new: str, warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = {"model_type": "llama", "rms_norm_eps": 1e-2}
     job = {"target": {"name": "llama", "config": config}, "folder": str(tmp_path / "llama")}
-    script = BROKEN_TOOL.format(old=old, new=new, job=json.dumps(job))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    (tmp_path / "broken_tool.py").write_text(BROKEN_TOOL.format(old=old, new=new, job=json.dumps(job)))
+    monkeypatch.chdir(tmp_path)
+    done = warm("broken_tool")
     assert done.returncode == 0, done.stderr
     entry = judge(TargetRecord.model_validate_json(done.stdout.splitlines()[-1]), "test")
     assert entry.status == "fail", entry
