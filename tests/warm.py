@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -25,47 +26,64 @@ if TYPE_CHECKING:
 SERVE = "import sys, warm; warm.serve(sys.argv[1])"
 
 
-class Warm:
-    """The process that is forked from, started when it is first needed."""
+@contextmanager
+def started() -> Iterator[Warm]:
+    """Yield the way to a process to fork from, which ends with the context."""
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path is short
+        address = Path(folder, "warm")
+        command = [sys.executable, "-c", SERVE, str(address)]
+        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as server:
+            try:
+                while not address.exists():
+                    assert server.poll() is None, "the process that others are to be forked from did not start"
+                    time.sleep(0.05)
+                yield Warm(str(address))
+            finally:
+                server.kill()
 
-    def __init__(self, folder: Path) -> None:
-        self.address, self._server = str(folder / "warm"), None
+
+class Warm:
+    """Where the process listens that others are forked from."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
 
     def __call__(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
         """Run `python -m WORDS` to its end."""
-        if self._server is None:
-            self._server = self._start()
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            code = _ask(self.address, list(map(str, words)), os.getcwd(), os.environ, out, err)
-            texts = [(file.seek(0), file.read().decode())[1] for file in (out, err)]
-        return subprocess.CompletedProcess(words, code, *texts)
+            code = self._run(list(map(str, words)), os.getcwd(), os.environ, out, err)
+            return subprocess.CompletedProcess(words, code, _text(out), _text(err))
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        server = subprocess.Popen([sys.executable, "-c", SERVE, self.address], env={**os.environ, "PYTHONPATH": path})
-        while not Path(self.address).exists():
-            assert server.poll() is None, "the process that others are to be forked from did not start"
-            time.sleep(0.05)
-        return server
+    def run_pytest(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str:
+        """Do what `onboard.workflow.pytest_run.in_new_interpreter` does."""
+        environment = {**os.environ, **environment, "PYTHONDONTWRITEBYTECODE": "1"}
+        with tempfile.TemporaryFile() as out:
+            self._run(["pytest", *arguments], str(folder), environment, out, out)
+            return _text(out)
 
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.kill()
-            self._server.wait()
+    def call(self, command: Sequence[str], log: IO[str], *, offline: bool) -> int:
+        """Do what the run phase does to start its agent."""
+        assert command[:2] == [sys.executable, "-m"]
+        assert not offline, "the libraries have read the environment by now"
+        return self._run(command[2:], os.getcwd(), os.environ, log, log)
+
+    def _run(
+        self, words: Sequence[str], folder: str, environment: Mapping[str, str], out: IO[Any], err: IO[Any]
+    ) -> int:
+        reading, writing = os.pipe()  # its standard input, which is open as long as this process lives
+        with socket.socket(socket.AF_UNIX) as connection, os.fdopen(reading), os.fdopen(writing, "w"):
+            connection.connect(self.address)
+            socket.send_fds(connection, [b"."], [reading, out.fileno(), err.fileno()])
+            connection.sendall(json.dumps([list(words), folder, dict(environment)]).encode())
+            connection.shutdown(socket.SHUT_WR)
+            answer = connection.makefile().read()
+        return int(answer) if answer else -1
 
 
-def _ask(
-    address: str, words: Sequence[str], folder: str, environment: Mapping[str, str], out: IO[Any], err: IO[Any]
-) -> int:
-    """Have `python -m WORDS` run; return its exit code."""
-    reading, writing = os.pipe()  # its standard input, which is open as long as this process lives
-    with socket.socket(socket.AF_UNIX) as connection, os.fdopen(reading), os.fdopen(writing, "w"):
-        connection.connect(address)
-        socket.send_fds(connection, [b"."], [reading, out.fileno(), err.fileno()])
-        connection.sendall(json.dumps([list(words), folder, dict(environment)]).encode())
-        connection.shutdown(socket.SHUT_WR)
-        answer = connection.makefile().read()
-    return int(answer) if answer else -1
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode()
 
 
 def serve(address: str) -> None:
@@ -85,11 +103,11 @@ def serve(address: str) -> None:
             except TimeoutError:
                 continue
             if os.fork() == 0:
-                _run(address, connection)
+                _become(connection, Warm(address))
             connection.close()
 
 
-def _run(address: str, connection: socket.socket) -> NoReturn:
+def _become(connection: socket.socket, warm: Warm) -> NoReturn:
     """Be the process that was asked for: its streams, its folder, its environment, its module."""
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
     words, folder, environment = json.loads(connection.makefile().read())
@@ -101,7 +119,7 @@ def _run(address: str, connection: socket.socket) -> NoReturn:
         os.environ.clear()
         os.environ.update(environment)
         sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in environment
-        _start_others_here(address)
+        _start_others(warm)
         sys.argv[1:] = words[1:]
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         code = 0
@@ -116,26 +134,16 @@ def _run(address: str, connection: socket.socket) -> NoReturn:
         os._exit(0)
 
 
-def _start_others_here(address: str) -> None:
+def _start_others(warm: Warm) -> None:
     """Have the phases `test` and `run` start their processes as this one was started."""
     from onboard.workflow import engine
     from onboard.workflow.phases import run
 
     open_run = engine.open_run
 
-    def run_pytest(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str:
-        environment = {**os.environ, **environment, "PYTHONDONTWRITEBYTECODE": "1"}
-        with tempfile.TemporaryFile() as out:
-            _ask(address, ["pytest", *arguments], str(folder), environment, out, out)
-            out.seek(0)
-            return out.read().decode()
-
-    def call(command: Sequence[str], log: IO[str], *, offline: bool) -> int:
-        return _ask(address, command[2:], os.getcwd(), os.environ, log, log)
-
     def opened(*arguments: Any) -> RunContext:
         context = open_run(*arguments)
-        context.run_pytest = run_pytest
+        context.run_pytest = warm.run_pytest
         return context
 
-    engine.open_run, run._call = opened, call
+    engine.open_run, run._call = opened, warm.call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -72,23 +73,6 @@ def torch_delta_rule(
     return torch_gated_delta_rule(q, k, v, torch.zeros_like(beta), beta, scale, use_qk_l2norm_in_kernel)
 
 
-def delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None,
-    use_qk_l2norm_in_kernel: bool,
-    state: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return the outputs of `torch_gated_delta_rule` that follow a state, and the state behind them.
-
-    States are [batch, value_heads, key_dim, value_dim], in float32 (float64 for float64).
-    """
-    return in_chunks(_delta_chunk, _CHUNK, q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state)
-
-
 def in_chunks(
     chunk: Callable[..., tuple[Tensor, Tensor]],
     size: int,
@@ -106,7 +90,8 @@ def in_chunks(
     Args:
         chunk: query, key, value, g, beta [batch, value_heads, tokens, ...] and the state -> outputs, state.
         size: tokens of a chunk.
-        q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state: as in `delta_rule`; g may be one of each channel.
+        q, k, v, g, beta, scale, use_qk_l2norm_in_kernel: as in `torch_gated_delta_rule`; g may be one of each channel.
+        state: [batch, value_heads, key_dim, value_dim], in float32 (float64 for float64).
     """
     query, key, value, decay, rate = (item.to(wide_dtype(q)).transpose(1, 2) for item in (q, k, v, g, beta))
     query, key = (item.repeat_interleave(value.shape[1] // item.shape[1], dim=1) for item in (query, key))
@@ -135,3 +120,7 @@ def _delta_chunk(
     out = (query * reached) @ state + (query @ key.transpose(-1, -2) * between) @ corrections
     left = (total[..., -1:] - total).exp().unsqueeze(-1)
     return out, state * total[..., -1].exp()[..., None, None] + (key * left).transpose(-1, -2) @ corrections
+
+
+delta_rule = partial(in_chunks, _delta_chunk, _CHUNK)
+"""Return the outputs of `torch_gated_delta_rule` that follow a state, and the state behind them."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
+from warm import Warm
 
 from onboard.analysis.counterparts import counterparts
 from onboard.errors import OnboardError
@@ -252,11 +251,10 @@ def test_model(broken):
 """
 
 
-def test_the_plugin_writes_what_each_test_measured(tmp_path: Path) -> None:
+def test_the_plugin_writes_what_each_test_measured(warm: Warm, tmp_path: Path) -> None:
     tests, results = tmp_path / "test_x.py", tmp_path / "results.json"
     tests.write_text(TESTS_OF_A_TEST)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "onboard.testing.plugin", "--onboard-results", str(results)]
-    subprocess.run([*command, str(tests)], cwd=tmp_path, capture_output=True, check=False)
+    warm.run_pytest(["-q", "-p", "onboard.testing.plugin", "--onboard-results", str(results), str(tests)], tmp_path, {})
     rows = {row["name"]: row for row in json.loads(results.read_text())}
     mlp, norm, nan = (rows[f"test_block[{name}]"] for name in ("a.mlp", "a.norm", "a.nan"))
     assert (mlp["status"], mlp["level"], mlp["block"], mlp["error"]) == ("failed", "block", "a.mlp", 0.5)
