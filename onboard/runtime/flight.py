@@ -22,8 +22,6 @@ class Flight:
     """A step that was started; `tokens` waits for it."""
 
     step: Step
-    complete: list[tuple[int, Request]]
-    """The sequences whose next token it chooses, and their rows."""
     tokens: Callable[[], list[int]]
     logits: torch.Tensor | None
     """[rows, vocabulary], when some sequence's log-probabilities are wanted."""
@@ -34,8 +32,8 @@ class Flight:
         Raises `NotFiniteError` for a token that was chosen from NaN or infinite logits.
         """
         tokens = self.tokens()
-        chosen = [(row, each, tokens[row]) for row, each in self.complete if each.finish_reason is None]
-        if any(token == NOT_A_TOKEN for _, _, token in chosen):
+        chosen = [(row, each, tokens[row]) for row, each in self.step.rows.complete if each.finish_reason is None]
+        if NOT_A_TOKEN in tokens and any(token == NOT_A_TOKEN for _, _, token in chosen):
             raise NotFiniteError("the logits are not finite", hint="Use dtype bfloat16 or float32")
         return chosen
 

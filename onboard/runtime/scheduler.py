@@ -48,6 +48,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_steps = 0
         self._num_arrived = 0
+        self._last = Step()
+        """The last step, unless slots have changed since."""
 
     @property
     def busy(self) -> bool:
@@ -79,22 +81,18 @@ class Scheduler:
             return None
         return self._numbered(step) if step.chunks else None
 
-    def launched(self, step: Step) -> list[tuple[int, Request]]:
-        """Record that a step was started; return the sequences whose next token it chooses, and their rows in it.
-
-        Until `append` such a token is one that only the device knows.
-        """
-        completing = [(row, chunk.sequence) for row, chunk in enumerate(step.chunks) if chunk.completes]
+    def launched(self, step: Step) -> None:
+        """Record that a step was started. Until `append` the tokens that it chooses are known to the device alone."""
+        completing = step.rows.complete
         for chunk in step.chunks:
             chunk.sequence.num_cached += chunk.length
         for _, sequence in completing:
             sequence.unseen += 1
-        rows, slots = self.memory.rows, step.slots
+        rows, slots = self.memory.rows, step.rows.slots
         rows.num_cached[slots] += 1 if step.lengths is None else step.lengths
         step.ends = rows.num_cached[slots]
         which = slice(None) if len(completing) == len(slots) else [row for row, _ in completing]
         rows.tokens[slots[which], step.ends[which]] = -slots[which]
-        return completing
 
     def settle(self, step: Step) -> None:
         """Record that all tokens that a started step reads are known; before the next one is scheduled."""
@@ -143,6 +141,8 @@ class Scheduler:
     def _numbered(self, step: Step) -> Step:
         for chunk in step.chunks if self.rope else ():
             chunk.sequence.last_step = self.num_steps
+        step.follow(self._last)
+        self._last = step
         self.num_steps += 1
         return step
 
@@ -152,7 +152,12 @@ class Scheduler:
         decoding = pending.count(1)
         for sequence, count in zip(list(self.running), pending, strict=True):
             decoding -= count == 1
-            if sequence.slot:  # it may have been preempted meanwhile
+            end = sequence.num_cached + count
+            if not sequence.slot or end >= sequence.limit or sequence.table != step.rope_length:
+                continue  # without a slot it has been preempted meanwhile
+            if count == 1 and end <= sequence.room and step.num_tokens < self.max_num_tokens:
+                step.add(sequence, 1, 1)  # nearly always, so this has to be quick
+            else:
                 self._advance(sequence, step, count, decoding)
         self._admit(step)
         return step
@@ -162,13 +167,11 @@ class Scheduler:
 
         A prompt leaves room for the `decoding` sequences after it, unless the least it can take has none then.
         """
-        cached, budget = sequence.num_cached, self.max_num_tokens - step.num_tokens
-        if budget <= 0 or sequence.table != step.rope_length or cached + pending >= sequence.limit:
-            return
-        length = 1  # nearly always, so this has to be quick
+        budget = self.max_num_tokens - step.num_tokens
+        length = min(budget, 1)
         if pending > 1:
             length = self._fitting(sequence, budget - decoding) or self._fitting(sequence, budget)
-        if length and (cached + length <= sequence.room or self._reserve(sequence, length)):
+        if length and (sequence.num_cached + length <= sequence.room or self._reserve(sequence, length)):
             step.add(sequence, length, pending)
 
     def _fitting(self, sequence: Request, budget: int) -> int:
@@ -191,6 +194,7 @@ class Scheduler:
                 return
             self.waiting.pop(0)
             self.memory.admit(sequence, border)
+            self._last = Step()
             insort(self.running, sequence, key=_in_order)
             length = self._fitting(sequence, self.max_num_tokens - step.num_tokens)
             if length and self.memory.reserve(sequence, length):  # else it goes on with the next step
