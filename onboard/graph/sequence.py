@@ -1,8 +1,7 @@
 """What the cached graph is called with: the flat row of tokens, its metadata, and the caches.
 
-Each step's integers are written into one host buffer and reach the device in one copy (`step_buffer.py`), once they are
-asked for; every input of the graph is a view of that buffer. Running sequences have rows (`rows.py`) from which a step
-is gathered.
+Each step's integers are written into one host buffer and reach the device in one copy (`step_buffer.py`) once they are
+asked for; every input of the graph is a view. Running sequences have rows (`rows.py`) from which a step is gathered.
 """
 
 from __future__ import annotations
@@ -219,7 +218,7 @@ class SequenceInfo:
         """Say which token of which sequence each place of the row holds, padding included."""
         self.num_sequences = len(starts)
         assert len(starts) <= self.max_batch_size
-        assert (starts + (1 if lengths is None else lengths)).max() <= self.max_seq_len
+        assert (starts if lengths is None else starts + lengths - 1).max() < self.max_seq_len
         if lengths is not None and lengths.max() == 1:
             lengths = None
         padding = self._padding(starts, lengths, rope_length)

@@ -297,8 +297,7 @@ class Engine:
 
     def _take_in(self, flight: Flight) -> None:
         """Append the tokens of a step to its sequences, and retire those that have ended."""
-        chosen = flight.chosen()
-        self.scheduler.append(chosen)
+        chosen = self.scheduler.append(flight.step, flight.chosen())
         for row, sequence, token in chosen:
             params = sequence.params
             if params.logprobs is not None:

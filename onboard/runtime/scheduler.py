@@ -11,7 +11,7 @@ end.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Sequence
 from operator import attrgetter
 
 from onboard.errors import OnboardError
@@ -83,12 +83,11 @@ class Scheduler:
 
     def launched(self, step: Step) -> None:
         """Record that a step was started. Until `append` the tokens that it chooses are known to the device alone."""
-        completing = step.rows.complete
         for chunk in step.chunks:
-            chunk.sequence.num_cached += chunk.length
-        for _, sequence in completing:
-            sequence.unseen += 1
-        rows, slots = self.memory.rows, step.rows.slots
+            sequence = chunk.sequence
+            sequence.num_cached += chunk.length
+            sequence.unseen += chunk.completes
+        rows, slots, completing = self.memory.rows, step.rows.slots, step.rows.complete
         rows.num_cached[slots] += 1 if step.lengths is None else step.lengths
         step.ends = rows.num_cached[slots]
         which = slice(None) if len(completing) == len(slots) else [row for row, _ in completing]
@@ -101,20 +100,29 @@ class Scheduler:
             if chunk.sequence.finish_reason is None:
                 self.memory.computed(chunk.sequence, chunk.length)
 
-    def append(self, chosen: Iterable[tuple[int, Request, int]]) -> None:
-        """Append generated tokens, each with its sequence and some row.
+    def append(self, step: Step, tokens: Sequence[int]) -> list[tuple[int, Request, int]]:
+        """Append the tokens that a step chose, one a row; return row, sequence and token.
 
-        A sequence that outgrows its rotary table is computed anew with the next one.
+        What was finished or cancelled meanwhile is left out. A sequence that outgrows its rotary table is computed
+        anew with the next one.
         """
-        known = self.memory.rows.tokens
-        for _, sequence, token in chosen:
-            tokens = sequence.tokens
-            known[sequence.slot, len(tokens)] = token
-            tokens.append(token)
-            sequence.unseen -= 1
-            if self.rope and self._table(sequence) != sequence.table:
+        chosen, slots = [], step.rows.slots
+        for row, sequence in step.rows.complete:
+            if sequence.finish_reason is None:
+                token = tokens[row]
+                sequence.tokens.append(token)
+                sequence.unseen -= 1
+                chosen.append((row, sequence, token))
+        if len(chosen) == len(slots):  # nearly always
+            self.memory.rows.tokens[slots, step.ends] = tokens[: len(slots)]
+        else:
+            for row, _, token in chosen:
+                self.memory.rows.tokens[slots[row], step.ends[row]] = token
+        for _, sequence, _ in chosen if self.rope else ():
+            if self._table(sequence) != sequence.table:
                 sequence.table = self._table(sequence)
                 self.memory.restart(sequence)
+        return chosen
 
     def finish(self, sequence: Request, reason: FinishReason) -> None:
         """Retire a running sequence and free its pages."""
@@ -148,28 +156,28 @@ class Scheduler:
 
     def _fill(self, step: Step) -> Step:
         self._make_way()
-        pending = [sequence.num_pending for sequence in self.running]
-        decoding = pending.count(1)
-        for sequence, count in zip(list(self.running), pending, strict=True):
-            decoding -= count == 1
-            end = sequence.num_cached + count
-            if not sequence.slot or end >= sequence.limit or sequence.table != step.rope_length:
+        running = list(self.running)
+        for place, sequence in enumerate(running, start=1):
+            length = len(sequence.tokens) + sequence.unseen
+            if not sequence.slot or length >= sequence.limit or sequence.table != step.rope_length:
                 continue  # without a slot it has been preempted meanwhile
-            if count == 1 and end <= sequence.room and step.num_tokens < self.max_num_tokens:
-                step.add(sequence, 1, 1)  # nearly always, so this has to be quick
-            else:
-                self._advance(sequence, step, count, decoding)
+            pending, budget = length - sequence.num_cached, self.max_num_tokens - step.num_tokens
+            if pending == 1 and length <= sequence.room and budget > 0:
+                step.chunks.append(sequence.single)  # nearly always, so this has to be quick
+                step.num_tokens += 1
+            elif budget > 0:
+                self._advance(sequence, step, pending, running[place:])
         self._admit(step)
         return step
 
-    def _advance(self, sequence: Request, step: Step, pending: int, decoding: int) -> None:
-        """Put the next chunk of a running sequence into the step, if the step and the cache have room.
+    def _advance(self, sequence: Request, step: Step, pending: int, later: Sequence[Request]) -> None:
+        """Put the next chunk of a running sequence into the step, which has room for one token, if the cache has.
 
-        A prompt leaves room for the `decoding` sequences after it, unless the least it can take has none then.
+        A prompt leaves room for those `later` sequences that decode, unless the least it can take has none then.
         """
-        budget = self.max_num_tokens - step.num_tokens
-        length = min(budget, 1)
+        length = 1
         if pending > 1:
+            budget, decoding = self.max_num_tokens - step.num_tokens, sum(each.num_pending == 1 for each in later)
             length = self._fitting(sequence, budget - decoding) or self._fitting(sequence, budget)
         if length and (sequence.num_cached + length <= sequence.room or self._reserve(sequence, length)):
             step.add(sequence, length, pending)

@@ -88,11 +88,10 @@ class Simulation:
         self.info.set_rows(step.rows.slots, step.lengths, rope_length=step.rope_length)
         self._compute(step)
         self.scheduler.launched(step)
-        complete = step.rows.complete
         self.scheduler.settle(step)
         self._check_windows(step)
-        self.scheduler.append([(row, request, next_token(request.tokens)) for row, request in complete])
-        for _, request in complete:
+        self.scheduler.append(step, [next_token(chunk.sequence.tokens) for chunk in step.chunks])
+        for _, request in step.rows.complete:
             if request.num_generated == request.params.max_tokens:
                 self.scheduler.finish(request, "length")
         self.check()
