@@ -72,8 +72,11 @@ class LatestTokens:
 class ChoosesTokens(nn.Module):
     """A graph that has captured some steps as a whole, the choice of tokens included."""
 
-    def next_tokens(self, args: Mapping[str, Tensor]) -> tuple[Tensor, Any] | None:
-        """Do what `LatestTokens.run` does for a captured step, and return None for any other."""
+    def next_tokens(self, inputs: Mapping[str, Tensor], caches: Mapping[str, Tensor]) -> tuple[Tensor, Any] | None:
+        """Do what `LatestTokens.run` does for a captured step, and return None for any other.
+
+        What was captured is the step that has these very mappings: `SequenceInfo.inputs`, and the caches.
+        """
         raise NotImplementedError
 
 

@@ -202,13 +202,12 @@ class Engine:
     def _launch(self, step: Step) -> Flight:
         """Start a step; return without its tokens."""
         self.cache.info.set_rows(
-            step.slots, step.lengths, rope_length=step.rope_length, position_ids=step.position_ids()
+            step.rows.slots, step.lengths, rope_length=step.rope_length, position_ids=step.position_ids()
         )
         tokens, logits = self._run_given(step) if step.has_given() else self._run(step)
-        complete = self.scheduler.launched(step)
-        wanted = any(sequence.params.logprobs is not None for _, sequence in complete)
-        arriving = self._landing.receive(tokens, step.slots, step.ends)
-        return Flight(step, complete, arriving, logits().clone() if wanted else None)
+        self.scheduler.launched(step)
+        arriving = self._landing.receive(tokens, step.rows.slots, step.ends)
+        return Flight(step, arriving, logits().clone() if step.rows.wants_logprobs else None)
 
     def _launch_ahead(self) -> Flight | None:
         """Start the step after one whose tokens are still to come, if they need not be known for it."""
@@ -247,7 +246,7 @@ class Engine:
             embedding = self.composite.embedding
             self._given_graphs[rope, blocks] = with_given_inputs(graph, embedding, rope=rope, blocks=blocks)
         info = self.cache.info
-        info.args = {**info.args, **given_rows(step, info.args["input_ids"].shape[1], info.device)}
+        info.inputs = {**info.inputs, **given_rows(step, info.inputs["input_ids"].shape[1], info.device)}
         return self.cache.next_tokens(self._given_graphs[rope, blocks])
 
     @property
@@ -298,22 +297,22 @@ class Engine:
 
     def _take_in(self, flight: Flight) -> None:
         """Append the tokens of a step to its sequences, and retire those that have ended."""
-        chosen = flight.chosen()
-        self.scheduler.append(chosen)
+        chosen = self.scheduler.append(flight.step, flight.chosen())
         for row, sequence, token in chosen:
-            if sequence.params.logprobs is not None:
+            params = sequence.params
+            if params.logprobs is not None:
                 assert flight.logits is not None
-                sequence.logprobs.append(logprobs(flight.logits[row], token, sequence.params.logprobs))
-            if (reason := self._finish_reason(sequence, token)) is not None:
-                self.scheduler.finish(sequence, reason)
-                self._set_text(sequence)
+                sequence.logprobs.append(logprobs(flight.logits[row], token, params.logprobs))
+            if token in sequence.last_tokens or (params.stop and self._stop_position(sequence) is not None):
+                self._finish(sequence, "stop")
+            elif len(sequence.tokens) >= sequence.limit:
+                self._finish(sequence, "length")
         self.stats.generated_tokens += len(chosen)
-        self.stats.dropped_tokens += len(flight.complete) - len(chosen)
+        self.stats.dropped_tokens += len(flight.step.rows.complete) - len(chosen)
 
-    def _finish_reason(self, sequence: Request, token: int) -> FinishReason | None:
-        if token in sequence.last_tokens or (sequence.params.stop and self._stop_position(sequence) is not None):
-            return "stop"
-        return "length" if len(sequence.tokens) >= sequence.limit else None
+    def _finish(self, sequence: Request, reason: FinishReason) -> None:
+        self.scheduler.finish(sequence, reason)
+        self._set_text(sequence)
 
     def _last_tokens(self, params: SamplingParams) -> frozenset[int]:
         return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)

@@ -12,7 +12,7 @@ from onboard.errors import NotFiniteError
 from onboard.graph.next_token import LatestTokens
 from onboard.graph.step_buffer import IntArray
 from onboard.ops.sampling import NOT_A_TOKEN
-from onboard.runtime.request import Request, Step
+from onboard.runtime.request import Step
 
 _AT_A_TIME = 2  # steps whose tokens may be on their way
 
@@ -22,22 +22,21 @@ class Flight:
     """A step that was started; `tokens` waits for it."""
 
     step: Step
-    complete: list[tuple[int, Request]]
-    """The sequences whose next token it chooses, and their rows."""
     tokens: Callable[[], list[int]]
     logits: torch.Tensor | None
     """[rows, vocabulary], when some sequence's log-probabilities are wanted."""
 
-    def chosen(self) -> list[tuple[int, Request, int]]:
-        """Wait; return row, sequence and token, without what was finished or cancelled meanwhile.
+    def chosen(self) -> list[int]:
+        """Wait; return a token a row, padding perhaps behind them.
 
         Raises `NotFiniteError` for a token that was chosen from NaN or infinite logits.
         """
-        tokens = self.tokens()
-        chosen = [(row, each, tokens[row]) for row, each in self.complete if each.finish_reason is None]
-        if any(token == NOT_A_TOKEN for _, _, token in chosen):
+        tokens, complete = self.tokens(), self.step.rows.complete
+        if NOT_A_TOKEN in tokens and any(
+            tokens[row] == NOT_A_TOKEN and each.finish_reason is None for row, each in complete
+        ):
             raise NotFiniteError("the logits are not finite", hint="Use dtype bfloat16 or float32")
-        return chosen
+        return tokens
 
 
 class Landing:

@@ -11,7 +11,7 @@ end.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Sequence
 from operator import attrgetter
 
 from onboard.errors import OnboardError
@@ -48,6 +48,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_steps = 0
         self._num_arrived = 0
+        self._last = Step()
+        """The last step, unless slots have changed since."""
 
     @property
     def busy(self) -> bool:
@@ -79,22 +81,17 @@ class Scheduler:
             return None
         return self._numbered(step) if step.chunks else None
 
-    def launched(self, step: Step) -> list[tuple[int, Request]]:
-        """Record that a step was started; return the sequences whose next token it chooses, and their rows in it.
-
-        Until `append` such a token is one that only the device knows.
-        """
-        completing = [(row, chunk.sequence) for row, chunk in enumerate(step.chunks) if chunk.completes]
+    def launched(self, step: Step) -> None:
+        """Record that a step was started. Until `append` the tokens that it chooses are known to the device alone."""
         for chunk in step.chunks:
-            chunk.sequence.num_cached += chunk.length
-        for _, sequence in completing:
-            sequence.unseen += 1
-        rows, slots = self.memory.rows, step.slots
+            sequence = chunk.sequence
+            sequence.num_cached += chunk.length
+            sequence.unseen += chunk.completes
+        rows, slots, completing = self.memory.rows, step.rows.slots, step.rows.complete
         rows.num_cached[slots] += 1 if step.lengths is None else step.lengths
         step.ends = rows.num_cached[slots]
         which = slice(None) if len(completing) == len(slots) else [row for row, _ in completing]
         rows.tokens[slots[which], step.ends[which]] = -slots[which]
-        return completing
 
     def settle(self, step: Step) -> None:
         """Record that all tokens that a started step reads are known; before the next one is scheduled."""
@@ -103,20 +100,29 @@ class Scheduler:
             if chunk.sequence.finish_reason is None:
                 self.memory.computed(chunk.sequence, chunk.length)
 
-    def append(self, chosen: Iterable[tuple[int, Request, int]]) -> None:
-        """Append generated tokens, each with its sequence and some row.
+    def append(self, step: Step, tokens: Sequence[int]) -> list[tuple[int, Request, int]]:
+        """Append the tokens that a step chose, one a row; return row, sequence and token.
 
-        A sequence that outgrows its rotary table is computed anew with the next one.
+        What was finished or cancelled meanwhile is left out. A sequence that outgrows its rotary table is computed
+        anew with the next one.
         """
-        known = self.memory.rows.tokens
-        for _, sequence, token in chosen:
-            tokens = sequence.tokens
-            known[sequence.slot, len(tokens)] = token
-            tokens.append(token)
-            sequence.unseen -= 1
-            if self.rope and self._table(sequence) != sequence.table:
+        chosen, slots = [], step.rows.slots
+        for row, sequence in step.rows.complete:
+            if sequence.finish_reason is None:
+                token = tokens[row]
+                sequence.tokens.append(token)
+                sequence.unseen -= 1
+                chosen.append((row, sequence, token))
+        if len(chosen) == len(slots):  # nearly always
+            self.memory.rows.tokens[slots, step.ends] = tokens[: len(slots)]
+        else:
+            for row, _, token in chosen:
+                self.memory.rows.tokens[slots[row], step.ends[row]] = token
+        for _, sequence, _ in chosen if self.rope else ():
+            if self._table(sequence) != sequence.table:
                 sequence.table = self._table(sequence)
                 self.memory.restart(sequence)
+        return chosen
 
     def finish(self, sequence: Request, reason: FinishReason) -> None:
         """Retire a running sequence and free its pages."""
@@ -143,32 +149,37 @@ class Scheduler:
     def _numbered(self, step: Step) -> Step:
         for chunk in step.chunks if self.rope else ():
             chunk.sequence.last_step = self.num_steps
+        step.follow(self._last)
+        self._last = step
         self.num_steps += 1
         return step
 
     def _fill(self, step: Step) -> Step:
         self._make_way()
-        pending = [sequence.num_pending for sequence in self.running]
-        decoding = pending.count(1)
-        for sequence, count in zip(list(self.running), pending, strict=True):
-            decoding -= count == 1
-            if sequence.slot:  # it may have been preempted meanwhile
-                self._advance(sequence, step, count, decoding)
+        running = list(self.running)
+        for place, sequence in enumerate(running, start=1):
+            length = len(sequence.tokens) + sequence.unseen
+            if not sequence.slot or length >= sequence.limit or sequence.table != step.rope_length:
+                continue  # without a slot it has been preempted meanwhile
+            pending, budget = length - sequence.num_cached, self.max_num_tokens - step.num_tokens
+            if pending == 1 and length <= sequence.room and budget > 0:
+                step.chunks.append(sequence.single)  # nearly always, so this has to be quick
+                step.num_tokens += 1
+            elif budget > 0:
+                self._advance(sequence, step, pending, running[place:])
         self._admit(step)
         return step
 
-    def _advance(self, sequence: Request, step: Step, pending: int, decoding: int) -> None:
-        """Put the next chunk of a running sequence into the step, if the step and the cache have room.
+    def _advance(self, sequence: Request, step: Step, pending: int, later: Sequence[Request]) -> None:
+        """Put the next chunk of a running sequence into the step, which has room for one token, if the cache has.
 
-        A prompt leaves room for the `decoding` sequences after it, unless the least it can take has none then.
+        A prompt leaves room for those `later` sequences that decode, unless the least it can take has none then.
         """
-        cached, budget = sequence.num_cached, self.max_num_tokens - step.num_tokens
-        if budget <= 0 or sequence.table != step.rope_length or cached + pending >= sequence.limit:
-            return
-        length = 1  # nearly always, so this has to be quick
+        length = 1
         if pending > 1:
+            budget, decoding = self.max_num_tokens - step.num_tokens, sum(each.num_pending == 1 for each in later)
             length = self._fitting(sequence, budget - decoding) or self._fitting(sequence, budget)
-        if length and (cached + length <= sequence.room or self._reserve(sequence, length)):
+        if length and (sequence.num_cached + length <= sequence.room or self._reserve(sequence, length)):
             step.add(sequence, length, pending)
 
     def _fitting(self, sequence: Request, budget: int) -> int:
@@ -191,6 +202,7 @@ class Scheduler:
                 return
             self.waiting.pop(0)
             self.memory.admit(sequence, border)
+            self._last = Step()
             insort(self.running, sequence, key=_in_order)
             length = self._fitting(sequence, self.max_num_tokens - step.num_tokens)
             if length and self.memory.reserve(sequence, length):  # else it goes on with the next step
