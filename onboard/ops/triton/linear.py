@@ -132,9 +132,9 @@ def triton_fused_linear(
     normalised by a kernel of its own: a number that has not been divided yet may be too large for it.
     """
     require_device(input)
-    x = input.reshape(-1, input.shape[-1])
+    x = input.reshape(-1, input.shape[-1]).contiguous()  # a slice of a wider projection has gaps between its rows
     outputs = len(weight) // 2 if activation else len(weight)
-    residual = None if residual is None else residual.reshape(-1, outputs)
+    residual = None if residual is None else residual.reshape(-1, outputs).contiguous()
     if norm_weight is not None and x.dtype == torch.float16:
         x, norm_weight = triton_rmsnorm(x, norm_weight, eps), None
     run = _launch if 0 < len(x) <= MOST_ROWS else _compose

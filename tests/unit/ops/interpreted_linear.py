@@ -59,6 +59,15 @@ def test_dtypes(rows: int, dtype: torch.dtype) -> None:
     )
 
 
+def test_slices_of_wider_tensors() -> None:
+    arguments = make(3, 64, 16, ("residual",), torch.float32)
+    expected = ops.torch_fused_linear(*double(arguments))
+    for place in (0, 3):
+        each = arguments[place]
+        arguments[place] = torch.cat([each, each], -1)[..., : each.shape[-1]]
+    assert relative_error(ops.triton_fused_linear(*arguments), expected) < DTYPES[torch.float32]
+
+
 def test_a_large_float16_input_is_normalised() -> None:
     arguments = make(2, 64, 16, ("norm",), torch.float16)
     arguments[0] = arguments[0] * 4000  # times the norm's weight, no float16 holds it
