@@ -6,6 +6,7 @@ Graphs are kept by no test that does not ask for it: each sees the transforms at
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from warm import Warm
 
 os.environ["ONBOARD_CACHE"] = ""
+# A job in the background ignores interrupts, and so would every process that the tests start and then interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
