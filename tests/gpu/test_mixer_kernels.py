@@ -1,4 +1,4 @@
-"""The tests of the kernels of mixers and mixtures, which the CPU runs interpreted, on a GPU; and captured decode."""
+"""The tests of the kernels of mixers, mixtures and invariant rows, which the CPU runs interpreted, on a GPU."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def test_kernels_are_right_on_the_device() -> None:
         "no:cacheprovider",
         "interpreted_mixers.py",
         "interpreted_moe.py",
+        "interpreted_invariant.py",
     ]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(command, cwd=UNIT, env=environment, capture_output=True, text=True, check=False)
