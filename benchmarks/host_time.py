@@ -1,11 +1,15 @@
 """Host time of a decode step outside the model: scheduling, metadata, sampling and bookkeeping, on this machine's CPU.
 
     python benchmarks/host_time.py [--batch 64] [--context 1000] [--steps 300] [--max-seq-len 4096]
+    python benchmarks/host_time.py --config config.json [--batch 64] [--context 1000] [--steps 300]
 
 The engine runs a model that does nothing but return the same logits. A step is timed without this model and without
 the sampler, whose work is a GPU's where there is one; the sampler's own time is shown. The metadata alone is also made
 in the way that rebuilds it each step from the sequences' Python lists, beside the present one, in turns within the same
 steps. Every figure is a median, in microseconds; the least time of a step is shown, too, for machines that others use.
+
+With `--config` (of a model, of which random weights are made) the whole step is timed on a GPU: how long it takes, how
+long the host waits for the device in it, and what the rest is spent on, CUDA's own calls apart.
 """
 
 from __future__ import annotations
@@ -14,17 +18,28 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import nn
 
 from onboard import SamplingParams
+from onboard.bench.measure import decoding
+from onboard.bench.shape import Shape
+from onboard.bench.subject import open_subject
+from onboard.bench.suite import fitted_runtime, vocabulary_of
 from onboard.graph.sequence import CachedSequenceInterface, SequenceInfo
+from onboard.graph.step_buffer import StepBuffer
+from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
 from onboard.runtime.request import Step
+from onboard.runtime.scheduler import Scheduler
 
 VOCABULARY = 1000
 
@@ -113,8 +128,69 @@ def measure(batch: int, context: int, steps: int, max_seq_len: int, params: dict
         times["step"].append(whole - 1e6 * sum(engine.gm.seconds) - times["sampler"][-1])
         step = engine.scheduler.schedule()  # what is timed next changes nothing: the step is scheduled again
         times["lists"].append(microseconds(lambda step=step: from_lists(former.cache.info, step, page_rows)))  # type: ignore[misc]
-        times["rows"].append(microseconds(lambda step=step: engine.cache.info.set_rows(step.slots(), step.lengths())))  # type: ignore[misc]
+        times["rows"].append(microseconds(lambda step=step: engine.cache.info.set_rows(step.rows.slots, step.lengths)))  # type: ignore[misc]
     return times
+
+
+CALLS: dict[str, list[tuple[type, str]]] = {
+    "waiting": [(torch.cuda.Event, "synchronize")],
+    "CUDA's calls": [(torch.cuda.Event, "record"), (torch.cuda.CUDAGraph, "replay"), (StepBuffer, "upload")],
+    "schedule": [(Scheduler, name) for name in ("schedule", "schedule_ahead", "launched", "settle", "append")],
+    "metadata": [(SequenceInfo, "set_rows")],
+}
+"""What a step is spent on; what is nested counts for the inner one."""
+
+
+@contextmanager
+def timed_calls() -> Iterator[dict[str, float]]:
+    """Add up the microseconds of all `CALLS` within the block."""
+    times, inner = dict.fromkeys(CALLS, 0.0), [0.0]
+
+    def timed(label: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            inner.append(0.0)
+            result = function(*args, **options)
+            spent = 1e6 * (time.perf_counter() - start)
+            times[label] += spent - inner.pop()
+            inner[-1] += spent
+            return result
+
+        return call
+
+    with ExitStack() as stack:
+        for label, calls in CALLS.items():
+            for owner, name in calls:
+                stack.enter_context(patch.object(owner, name, timed(label, getattr(owner, name))))
+        yield times
+
+
+def measure_on_gpu(config: Path, shape: Shape) -> list[dict[str, float]]:
+    """Return what each of `shape.output` decode steps of a whole batch was spent on."""
+    overrides = {"device": "cuda", "dtype": "bfloat16"}
+    with open_subject(str(config), Path(), config=None, overrides=overrides, random_weights=True) as subject:
+        roomy = replace(shape, output=shape.output + 20)
+        runtime = fitted_runtime(subject, [roomy], torch.device("cuda"))
+        engine = build_engine(subject.folder, runtime, root=subject.root, model=subject.name)
+    steps = []
+    with decoding(engine, roomy.prompts(vocabulary_of(subject), seed=0), roomy.output), timed_calls() as times:
+        for _ in range(10):
+            engine.step()
+        for _ in range(shape.output):
+            times.update(dict.fromkeys(times, 0.0))
+            steps.append({"step": microseconds(engine.step), **times})
+    return steps
+
+
+def show_gpu(steps: list[dict[str, float]]) -> None:
+    """Print the medians."""
+    for each in steps:
+        each["host"] = each["step"] - each["waiting"]
+        each["the rest"] = each["host"] - sum(each[label] for label in list(CALLS)[1:])
+    columns = ["step", "waiting", "host", *list(CALLS)[1:], "the rest"]
+    print(f"| {' | '.join(columns)} |")
+    print("|---" * len(columns) + "|")
+    print("|", " | ".join(f"{statistics.median(each[column] for each in steps):.1f}" for column in columns), "|")
 
 
 @torch.inference_mode()
@@ -123,7 +199,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in {"batch": 64, "context": 1000, "steps": 300, "max-seq-len": 4096}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--config", type=Path, help="config.json of a model to run on a GPU")
     args = parser.parse_args()
+    if args.config is not None:
+        show_gpu(measure_on_gpu(args.config, Shape(args.batch, args.context, args.steps)))
+        return
     columns = ["sampling", "metadata from lists", "metadata from rows", "ratio", "step", "least", "sampler"]
     print(f"| {' | '.join(columns)} |")
     print("|---|---|---|---|---|---|---|")

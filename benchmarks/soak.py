@@ -54,7 +54,7 @@ def save_model(folder: Path, kind: str) -> None:
     model.save_pretrained(folder)
 
 
-def make_engine(folder: Path, device: str, **cache: Any) -> Engine:
+def make_engine(folder: Path, device: str, *, overlap: bool, **cache: Any) -> Engine:
     """Return an engine, in float64 on the CPU."""
     runtime = RuntimeConfig(
         device=device,
@@ -62,6 +62,7 @@ def make_engine(folder: Path, device: str, **cache: Any) -> Engine:
         max_seq_len=96,
         max_batch_size=16,
         max_num_tokens=48,
+        overlap=overlap,
         kv_cache_config={"tokens_per_block": 4, **cache},
     )
     engine = build_engine(folder, runtime)
@@ -84,8 +85,8 @@ def main() -> None:
     torch.manual_seed(args.seed)
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), args.model)
-        engine = make_engine(Path(folder), args.device, max_tokens=args.tokens)
-        alone = make_engine(Path(folder), args.device, enable_block_reuse=False)
+        engine = make_engine(Path(folder), args.device, overlap=True, max_tokens=args.tokens)
+        alone = make_engine(Path(folder), args.device, overlap=False, enable_block_reuse=False)
     soak = Soak(engine, alone, questions=args.questions, seed=args.seed)
 
     def progress(report: SoakReport) -> None:

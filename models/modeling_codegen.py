@@ -65,11 +65,18 @@ class CodeGenAttention(nn.Module):
         return reshaped.reshape(x.shape[:-2] + (-1,) + reshaped.shape[-1:])
 
     def _attn(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        query = query.to(torch.float32)
-        key = key.to(torch.float32)
-
         return torch.ops.onboard.torch_attention(
-            query.type_as(value), key, value, None, 0.0, True, 1.0 / self.scale_attn, None, None, None, "bnsd"
+            query.type_as(value),
+            key.type_as(value),
+            value,
+            None,
+            0.0,
+            True,
+            1.0 / self.scale_attn,
+            None,
+            None,
+            None,
+            "bnsd",
         )
 
     def _merge_heads(self, tensor: torch.Tensor, num_attention_heads: int, attn_head_size: int) -> torch.Tensor:

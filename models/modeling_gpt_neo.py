@@ -51,16 +51,13 @@ class GPTNeoSelfAttention(nn.Module):
         return tensor.transpose(1, 2)
 
     def _attn(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        query = query.to(torch.float32)
-        key = key.to(torch.float32)
-
         query_length = query.size(-2)
 
         key_length = key.size(-2)
         causal_mask = self.bias[:, :, key_length - query_length : key_length, :key_length]
 
         return torch.ops.onboard.torch_attention(
-            query.type_as(value), key, value, causal_mask, 0.0, True, 1.0, None, None, None, "bnsd"
+            query.type_as(value), key.type_as(value), value, causal_mask, 0.0, True, 1.0, None, None, None, "bnsd"
         )
 
     def _merge_heads(self, tensor: torch.Tensor, num_heads: int, attn_head_size: int) -> torch.Tensor:

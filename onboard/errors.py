@@ -35,9 +35,3 @@ class NotFiniteError(OnboardError):
 
 class NoCachedFormError(OnboardError):
     """Something in the model carries state from token to token and has no cached form yet: it can only prefill."""
-
-
-class DriftError(OnboardError):
-    """A committed generated file differs from what the tool generates now."""
-
-    exit_code = 4

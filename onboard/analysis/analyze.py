@@ -149,11 +149,6 @@ def _repeated(tiny: nn.Module, recording: Recording) -> dict[str, Trait]:
     return {} if found is None else {"repeated_tokens": found}
 
 
-def count_parameters(config: PretrainedConfig) -> int:
-    """Return the number of parameters of the full model, tied ones once."""
-    return _parameters(_without_memory(config))
-
-
 def _without_memory(config: PretrainedConfig) -> nn.Module:
     with torch.device("meta"):
         model: nn.Module = causal_lm_class(config)._from_config(config)
@@ -379,7 +374,8 @@ def _mask_blocks(model: nn.Module) -> list[Block]:
     evidence = ["probe: returns a causal mask whenever it is called"]
     source = location(type(model)).split(":")[0]
     return [
-        Block(class_name=item, kind="mask", path="", source=source, evidence=evidence) for item in mask_makers(model)
+        Block(class_name=item, kind="mask", path="", source=source, parameters={"returns": kinds}, evidence=evidence)
+        for item, kinds in mask_makers(model).items()
     ]
 
 

@@ -119,13 +119,14 @@ def first_tensor(value: Any) -> torch.Tensor | None:
 
 @contextmanager
 def modules_recorded(model: nn.Module, calls: dict[str, list[ModuleCall]]) -> Iterator[None]:
-    """Note the calls of every submodule."""
+    """Note the calls of every submodule; one about no text, as of an expert that no token chose, tells nothing."""
     handles = []
     for path, module in model.named_modules():
 
         def hook(_: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
             kept = tree_map(_copy, output)  # what follows may work in place
-            calls.setdefault(path, []).append(ModuleCall(args, kwargs, kept))
+            if not (isinstance(kept, torch.Tensor) and kept.numel() == 0):
+                calls.setdefault(path, []).append(ModuleCall(args, kwargs, kept))
 
         handles.append(module.register_forward_hook(hook, with_kwargs=True))
     try:

@@ -117,6 +117,8 @@ def fitted_runtime(subject: Subject, shapes: Sequence[Shape], device: torch.devi
 def _start(
     subject: Subject, runtime: RuntimeConfig, startup: StartUp, settings: Settings, on_progress: Progress
 ) -> Engine:
+    for fact in subject.facts:  # before what they may lead to
+        on_progress(f"note: {fact}")
     on_progress(f"building {subject.name}")
     start = since_start()
     try:

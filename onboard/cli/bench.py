@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onboard.cli.model import Device, DTypeName, ModeName
+from onboard.cli import options
+from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,18 +26,12 @@ def bench(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A folder, an id, a name in the registry, or a config.json.")
     ],
-    root: Annotated[
-        Path, typer.Option(help="Folder that the model was onboarded under.", show_default="here")
-    ] = Path(),
-    config: Annotated[Path | None, typer.Option(help="Configuration to use instead of the registered one.")] = None,
-    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.AUTO,
-    dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
-    mode: Annotated[
-        ModeName, typer.Option(help="graph: the onboarded model; hf, transformers: transformers' own, as it is.")
-    ] = ModeName.GRAPH,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Make the weights up on the device: true shapes, no download.")
-    ] = False,
+    root: options.Root = Path(),
+    config: options.Config = None,
+    device: options.OnDevice = Device.AUTO,
+    dtype: options.InDType = DTypeName.AUTO,
+    mode: options.Mode = ModeName.GRAPH,
+    random_weights: options.RandomWeights = False,
     batch: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Sequences at a time.", show_default="by device")
     ] = None,
@@ -55,8 +50,8 @@ def bench(
     output: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where the pictures go.", show_default="under the root")
     ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Use the local cache only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    offline: options.Offline = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure a model's speed beside what the hardware allows, and beside transformers.
 

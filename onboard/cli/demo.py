@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from onboard.cli.model import Device, DTypeName, ModelRun
+from onboard.cli.model import ModelRun
+from onboard.cli.options import Device, DTypeName, InDType, OnDevice
 
 CHECKPOINT = Path(__file__).resolve().parents[1] / "assets" / "demo"
 """A small Llama, trained by `scripts/demo/train.py`."""
@@ -15,8 +16,8 @@ CHECKPOINT = Path(__file__).resolve().parents[1] / "assets" / "demo"
 
 def demo(
     root: Annotated[Path, typer.Option(help="Folder that everything is written to.")] = Path("workspace"),
-    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.AUTO,
-    dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
+    device: OnDevice = Device.AUTO,
+    dtype: InDType = DTypeName.AUTO,
     fresh: Annotated[bool, typer.Option("--fresh", help="Rerun every phase.")] = False,
 ) -> int:
     """Onboard the embedded demo checkpoint, a small story writer."""

@@ -7,12 +7,12 @@ import os
 import shlex
 import sys
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onboard.cli.options import Device, DTypeName, InDType, ModeName, Offline, OnDevice
 from onboard.errors import OnboardError
 
 if TYPE_CHECKING:
@@ -20,37 +20,12 @@ if TYPE_CHECKING:
     from onboard.workflow.phase import RunContext, RunOptions
 
 
-class Device(StrEnum):
-    """Where the model runs."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class DTypeName(StrEnum):
-    """What the model computes in."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-
-
-class ModeName(StrEnum):
-    """Which road the model takes."""
-
-    GRAPH = "graph"
-    HF = "hf"
-    TRANSFORMERS = "transformers"
-
-
 def onboard(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, or its id on the Hugging Face Hub.")],
     root: Annotated[Path, typer.Option(help="Folder that everything is written to.", show_default="here")] = Path(),
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the id.")] = None,
-    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.AUTO,
-    dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
+    device: OnDevice = Device.AUTO,
+    dtype: InDType = DTypeName.AUTO,
     until: Annotated[str | None, typer.Option(metavar="PHASE", help="Stop after this phase.")] = None,
     from_: Annotated[str | None, typer.Option("--from", metavar="PHASE", help="Rerun from this phase on.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Rerun every phase.")] = False,
@@ -60,7 +35,7 @@ def onboard(
         bool, typer.Option("--trust-remote-code", help="Run Python code that the model brings.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Go on even if the model does not fit in memory.")] = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Use the local cache only.")] = False,
+    offline: Offline = False,
     strict: Annotated[bool, typer.Option("--strict", help="A fallback in the full run is an error.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the libraries' warnings.")] = False,
 ) -> int:

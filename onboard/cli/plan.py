@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onboard.cli.model import DTypeName, ModeName
+from onboard.cli import options
+from onboard.cli.options import DTypeName, ModeName
 from onboard.errors import ConsentRequiredError, UsageError
 
 if TYPE_CHECKING:
@@ -35,11 +36,11 @@ class CacheDTypeName(StrEnum):
 
 
 def plan(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, an id, or a name in the registry.")],
+    model: options.Model,
     gpu: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory of the GPU, as 80GiB.", show_default="this machine's")
     ] = None,
-    dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
+    dtype: options.InDType = DTypeName.AUTO,
     cache_dtype: Annotated[
         CacheDTypeName | None,
         typer.Option(help="What keys and values are kept in.", show_default="as configured"),
@@ -50,12 +51,10 @@ def plan(
     batch: Annotated[
         int | None, typer.Option(min=1, help="Sequences at a time.", show_default="the configuration's")
     ] = None,
-    root: Annotated[
-        Path, typer.Option(help="Folder that the model was onboarded under.", show_default="here")
-    ] = Path(),
+    root: options.Root = Path(),
     mode: Annotated[ModeName, typer.Option(help="graph: the onboarded model; hf: transformers' own.")] = ModeName.GRAPH,
-    offline: Annotated[bool, typer.Option("--offline", help="Use the local cache only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    offline: options.Offline = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show what a model takes of a GPU's memory, and what fits beside it, from its config alone.
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onboard.cli.model import Device, DTypeName, ModeName
+from onboard.cli import options
+from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,19 +24,15 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, an id, or a name in the registry.")],
+    model: options.Model,
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="Texts to go on from.", show_default="read stdin")
     ] = None,
-    root: Annotated[
-        Path, typer.Option(help="Folder that the model was onboarded under.", show_default="here")
-    ] = Path(),
-    config: Annotated[Path | None, typer.Option(help="Configuration to use instead of the registered one.")] = None,
-    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.AUTO,
-    dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
-    mode: Annotated[
-        ModeName, typer.Option(help="graph: the onboarded model; hf, transformers: transformers' own, as it is.")
-    ] = ModeName.GRAPH,
+    root: options.Root = Path(),
+    config: options.Config = None,
+    device: options.OnDevice = Device.AUTO,
+    dtype: options.InDType = DTypeName.AUTO,
+    mode: options.Mode = ModeName.GRAPH,
     token_ids: Annotated[
         list[str] | None, typer.Option(metavar="ID,ID,...", help="A prompt as token ids; may be repeated.")
     ] = None,
@@ -51,8 +48,8 @@ def run(
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="Round the same whatever else is in the batch; slower.")
     ] = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Use the local cache only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    offline: options.Offline = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Generate text with an onboarded model.
 
@@ -112,12 +109,12 @@ def _sampling_params(**values: Any) -> SamplingParams:
         raise UsageError(f"--{option} {first['input']}: {first['msg']}") from None
 
 
-def _load(model: str, **options: Any) -> LLM:
+def _load(model: str, **settings: Any) -> LLM:
     start = time.perf_counter()
     with _progress(f"loading {model}", None):
         from onboard.runtime.llm import LLM
 
-        llm = LLM(model, **options)
+        llm = LLM(model, **settings)
     print(f"loaded {model} in {time.perf_counter() - start:.1f} s", file=sys.stderr)
     return llm
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onboard.cli import options
+
 if TYPE_CHECKING:
     from onboard.workflow.state import RunState
 
 
 def status(
     root: Annotated[Path, typer.Option(help="Folder that models were onboarded under.", show_default="here")] = Path(),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show the models under a root and their phases."""
     states = load_states(root)

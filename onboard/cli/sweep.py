@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onboard.cli.model import Device, ModeName
+from onboard.cli.options import Device, ModeName
 from onboard.errors import UsageError
 
 if TYPE_CHECKING:

@@ -13,35 +13,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onboard.cli import options
 from onboard.cli.bench import numbers
-from onboard.cli.model import Device, DTypeName
+from onboard.cli.options import Device, DTypeName
 
 if TYPE_CHECKING:
     from onboard.bench.tune import Trial, Tuning
 
 
 def tune(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, an id, or a name in the registry.")],
-    root: Annotated[
-        Path, typer.Option(help="Folder that the model was onboarded under.", show_default="here")
-    ] = Path(),
+    model: options.Model,
+    root: options.Root = Path(),
     config: Annotated[
         Path | None, typer.Option(help="Configuration to tune, or to make.", show_default="the registered one")
     ] = None,
-    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.AUTO,
-    dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Make the weights up on the device: true shapes, no download.")
-    ] = False,
+    device: options.OnDevice = Device.AUTO,
+    dtype: options.InDType = DTypeName.AUTO,
+    random_weights: options.RandomWeights = False,
     batch: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Sequences at a time.", show_default="one, and the most")
     ] = None,
     context: Annotated[str, typer.Option(metavar="N,N,...", help="Tokens of a prompt.")] = "128",
     repeats: Annotated[int, typer.Option(min=2, help="Times that each choice is measured.")] = 3,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the prompts.", show_default="random")] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Use the local cache only.")] = False,
+    offline: options.Offline = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and write nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure a model's back ends and CUDA-graph sizes here; write the best to its configuration.
 

@@ -10,27 +10,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onboard.cli.model import Device, DTypeName, ModeName
+from onboard.cli import options
+from onboard.cli.options import Device, DTypeName, ModeName
 
 if TYPE_CHECKING:
     from onboard.runtime.verify import Check, VerifyReport
 
 
 def verify(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, an id, or a name in the registry.")],
-    root: Annotated[
-        Path, typer.Option(help="Folder that the model was onboarded under.", show_default="here")
-    ] = Path(),
-    config: Annotated[Path | None, typer.Option(help="Configuration to use instead of the registered one.")] = None,
-    device: Annotated[Device, typer.Option(help="Where the model runs.")] = Device.AUTO,
-    dtype: Annotated[DTypeName, typer.Option(help="What the model computes in.")] = DTypeName.AUTO,
+    model: options.Model,
+    root: options.Root = Path(),
+    config: options.Config = None,
+    device: options.OnDevice = Device.AUTO,
+    dtype: options.InDType = DTypeName.AUTO,
     compile_backend: Annotated[str, typer.Option(help="auto, torch-simple, torch-compile, torch-cudagraph.")] = "auto",
-    mode: Annotated[
-        ModeName, typer.Option(help="graph: the onboarded model; hf, transformers: transformers' own, as it is.")
-    ] = ModeName.GRAPH,
+    mode: options.Mode = ModeName.GRAPH,
     seed: Annotated[int | None, typer.Option(help="Of the prompts.", show_default="random")] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Use the local cache only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    offline: options.Offline = False,
+    as_json: options.AsJson = False,
 ) -> int:
     """Compare with transformers after every transform.
 

@@ -19,7 +19,7 @@ from onboard.codegen.config_class import plain_config_class
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
 from onboard.codegen.render import render
-from onboard.codegen.translate import experts
+from onboard.codegen.translate import causal, experts
 from onboard.codegen.translate.blocks import NORMS, Recognised
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.emit import ClassText, MethodText, config_of, emit, rope_default
@@ -50,13 +50,7 @@ def generate_model_file(spec: ModelSpec) -> str:
     _check_identifiers(spec)
     translator, model = make_translator(spec)
     try:
-        top = _translated(translator)
-        classes, functions = emit(translator, top)
-        norms = sorted(translator.own_norms & set().union(*(item.reads for item in classes)))
-        blocks = [render(f"model/own_{name.lower()}.py.j2").strip() for name in norms]
-        blocks += [_block(item, spec, translator) for item in classes]
-        names = set().union(*(item.reads for item in classes)) | _names_in(functions)
-        imports = _imports(names, translator, spec, blocks)
+        functions, blocks, imports = _parts(translator, spec)
     except OnboardError:
         raise
     except Exception as error:
@@ -81,6 +75,31 @@ def generate_model_file(spec: ModelSpec) -> str:
         first_position=first_position_expression(spec, "config"),
     )
     return format_python(text)
+
+
+def _parts(translator: Translator, spec: ModelSpec) -> tuple[list[MethodText], list[str], list[str]]:
+    """Return the functions, the classes and the imports of a file; where it would need what no file has (a class that
+    this config leaves out), with this config's side of each branch.
+    """
+    top = _translated(translator)
+    try:
+        return _written(translator, spec, top)
+    except Untranslatable:
+        if translator.specialised:
+            raise
+    translator.specialised = True
+    translator.facts.clear()
+    translator.shared.clear()
+    return _written(translator, spec, _translated(translator))
+
+
+def _written(translator: Translator, spec: ModelSpec, top: ClassState) -> tuple[list[MethodText], list[str], list[str]]:
+    classes, functions = emit(translator, top)
+    norms = sorted(translator.own_norms & set().union(*(item.reads for item in classes)))
+    blocks = [render(f"model/own_{name.lower()}.py.j2").strip() for name in norms]
+    blocks += [_block(item, spec, translator) for item in classes]
+    names = set().union(*(item.reads for item in classes)) | _names_in(functions)
+    return functions, blocks, _imports(names, translator, spec, blocks)
 
 
 def _translated(translator: Translator) -> ClassState:
@@ -115,7 +134,8 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     translator.rope_tables |= {name: int(dims) for name, dims in tables.items() if dims is not None}
     for block in (b for b in spec.blocks if b.kind == "loop"):
         translator.loops.setdefault(block.class_name, []).append(block.parameters)
-    translator.mask_makers |= {b.class_name for b in spec.blocks if b.kind == "mask"}
+    masks = {b.class_name: b.parameters.get("returns", ["added"]) for b in spec.blocks if b.kind == "mask"}
+    translator.mask_makers |= {name: causal.made(kinds) for name, kinds in masks.items()}
     return translator, model
 
 

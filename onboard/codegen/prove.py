@@ -160,7 +160,7 @@ def _compare_blocks(
 ) -> None:
     calls: dict[str, list[ModuleCall]] = {}
     with modules_recorded(reference, calls), torch.no_grad():
-        reference(**inputs, use_cache=False)
+        reference(**inputs, attention_mask=torch.ones_like(inputs["input_ids"]), use_cache=False)
     handles = []
     for path, module in model.named_modules():
         if path in calls and path:
@@ -225,7 +225,7 @@ def _compare_logits(
     reference: nn.Module, model: nn.Module, inputs: dict[str, torch.Tensor], proofs: dict[str, BlockProof]
 ) -> None:
     with torch.no_grad():
-        expected = reference(**inputs, use_cache=False).logits
+        expected = reference(**inputs, attention_mask=torch.ones_like(inputs["input_ids"]), use_cache=False).logits
         actual = model(**inputs).logits
     name = type(model).__name__
     _, error = _compare("logits", name, actual, expected)

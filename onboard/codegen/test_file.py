@@ -88,6 +88,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
         counted="positions" in spec.traits,
         first_position=first_position_expression(spec, "CONFIG"),
         distinct="repeated_tokens" in spec.traits,
+        hides_padding=any("ones" in block.parameters.get("returns", ()) for block in spec.blocks),
         layers=layers,
         blocks=blocks,
         eager=spec.eager,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,8 +90,3 @@ class CachedTransformersModel(nn.Module):
         tensors = (tensor.transpose(1, 2) for tensor in (call.query, call.key, call.value))
         out: torch.Tensor = self.op(*tensors, *inputs, call.sinks, call.scale, layer.window, call.logit_cap)
         return out
-
-
-def cached_models(module: nn.Module) -> Iterator[CachedTransformersModel]:
-    """Yield the eager cached models in `module`."""
-    return (each for each in module.modules() if isinstance(each, CachedTransformersModel))

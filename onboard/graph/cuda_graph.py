@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: captured once for some batch sizes, replayed with new inputs at the same addresses."""
+"""Decode steps as CUDA graphs: captured once for some batch sizes, replayed with new numbers in the same inputs."""
 
 from __future__ import annotations
 
@@ -12,23 +12,19 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from onboard.errors import OnboardError
-from onboard.graph.capture import pad_decode
+from onboard.graph.fx import input_names
 from onboard.graph.next_token import ChoosesTokens
-from onboard.graph.sequence import CachedSequenceInterface, input_names
-from onboard.graph.step_buffer import CHOICE_NAMES
+from onboard.graph.sequence import CachedSequenceInterface
 
-_CHOICE_INPUTS = (*CHOICE_NAMES, "input_ids", "state_slots")
-"""What the choice of tokens reads beside the graph's own inputs."""
 _WARM_UP_RUNS = 2  # the first compiles and tunes kernels, the second is what a step does from then on
 
 
 @dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    inputs: dict[str, torch.Tensor]
-    """Where a replay reads its inputs, caches included."""
-    caches: frozenset[str]
-    """Those inputs that cannot be copied into place."""
+    inputs: Mapping[str, torch.Tensor]
+    """`SequenceInfo.inputs` of every step that it can replay."""
+    caches: Mapping[str, torch.Tensor]
     tokens: torch.Tensor
     """What was chosen, [sequences]."""
     output: Any
@@ -37,16 +33,15 @@ class _Captured:
 class CapturedDecode(ChoosesTokens):
     """A cached graph that replays captured decode steps and runs everything else as it is.
 
-    Called with the same named inputs as the graph module and returns the same. A batch whose every query is one token
-    is replayed when a size at least as large was captured (exactly as large, without `padding`); inputs that do not
-    already lie where the capture read them are copied there. One CUDA graph holds a step from its input ids, some of
-    which only the device knows, to the tokens that it chooses (`next_token.py`).
+    Called with the same named inputs as the graph module and returns the same. What is replayed is the step that
+    `SequenceInfo` describes, when it is a decode batch of a captured size (which its `decode_sizes` pads batches to);
+    other inputs than its own run as they are. One CUDA graph holds a step from the copy of its numbers to the device,
+    through input ids some of which only the device knows, to the tokens that it chooses (`next_token.py`).
     """
 
-    def __init__(self, gm: nn.Module, *, padding: bool = True) -> None:
+    def __init__(self, gm: nn.Module) -> None:
         super().__init__()
         self.gm = gm
-        self.padding = padding
         self.replays = 0
         """Calls that replayed a CUDA graph."""
         self.eager_calls = 0
@@ -73,51 +68,42 @@ class CapturedDecode(ChoosesTokens):
             # The longest context: what a kernel decides on the host from lengths must hold for every later step.
             cache.info.set_decode_example(size, longest)
             args = {**cache.args, **cache.info.choice}
-            inputs = {name: args[name] for name in dict.fromkeys((*names, *_CHOICE_INPUTS))}
-            graph, (tokens, output) = _capture(partial(cache.latest.run, self.gm, inputs, names), size, pool)
-            self._captured[size] = _Captured(graph, inputs, frozenset(cache.caches), tokens, output)
+            graph, (tokens, output) = _capture(partial(self._step, cache, args, names, size), size, pool)
+            self._captured[size] = _Captured(graph, cache.info.inputs, cache.caches, tokens, output)
+
+    def _step(
+        self, cache: CachedSequenceInterface, args: Mapping[str, torch.Tensor], names: Sequence[str], size: int
+    ) -> tuple[torch.Tensor, Any]:
+        cache.info.buffer.fetch(size)
+        return cache.latest.run(self.gm, args, names)
 
     def forward(self, **inputs: torch.Tensor) -> Any:
         """Run one step; inputs as the graph module's placeholders."""
-        size = self._size_for(inputs)
-        if size is None:
+        captured = self._captured.get(inputs["input_ids"].shape[1])
+        places = {} if captured is None else {**captured.inputs, **captured.caches}
+        if captured is None or any(places.get(name) is not each for name, each in inputs.items()):
             self.eager_calls += 1
             return self.gm(**inputs)
-        output, sequences = self._replay(inputs, size).output, inputs["input_ids"].shape[1]
+        self._replay(captured)
         # The static output is overwritten by the next replay: give away a copy.
-        return pytree.tree_map_only(torch.Tensor, lambda logits: logits[:, :sequences].clone(), output)
+        return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, captured.output)
 
-    def next_tokens(self, args: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, Any] | None:
-        """Replay a captured step; what is returned may have rows of padding, and is overwritten by the next replay."""
-        if (size := self._size_for(args)) is None:
+    def next_tokens(
+        self, inputs: Mapping[str, torch.Tensor], caches: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, Any] | None:
+        """Replay a captured step; what is returned is overwritten by the next replay."""
+        captured = self._captured.get(inputs["input_ids"].shape[1])
+        if captured is None or captured.inputs is not inputs:
             return None
-        captured = self._replay(args, size)
+        if captured.caches is not caches:
+            problem = "the caches were allocated again after the decode graphs were captured"
+            raise OnboardError(problem, hint="Compile the model last")
+        self._replay(captured)
         return captured.tokens, captured.output
 
-    def _size_for(self, inputs: Mapping[str, torch.Tensor]) -> int | None:
-        """Return the captured batch size that serves this step, None when it has to run eagerly."""
-        sequences, _, longest_query, *_ = inputs["batch_info_host"].tolist()
-        wanted = inputs.get("logits_gather_indices")
-        if longest_query != 1 or (wanted is not None and len(wanted) != sequences):
-            return None
-        fitting = (size for size in self.sizes if size == sequences or (self.padding and size > sequences))
-        return next(fitting, None)
-
-    def _replay(self, inputs: Mapping[str, torch.Tensor], size: int) -> _Captured:
-        captured = self._captured[size]
-        elsewhere = {
-            name: inputs[name]
-            for name, place in captured.inputs.items()
-            if name in inputs and not _same_place(inputs[name], place)
-        }
-        if moved := captured.caches & elsewhere.keys():
-            problem = f"{min(moved)} was allocated again after the decode graphs were captured"
-            raise OnboardError(problem, hint="Compile the model last")
-        for name, tensor in pad_decode(elsewhere, size).items():
-            captured.inputs[name].copy_(tensor)
+    def _replay(self, captured: _Captured) -> None:
         captured.graph.replay()
         self.replays += 1
-        return captured
 
 
 def _capture(step: Callable[[], Any], size: int, pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -136,7 +122,3 @@ def _capture(step: Callable[[], Any], size: int, pool: Any) -> tuple[torch.cuda.
         problem = f"a decode step of {size} sequences cannot be captured as a CUDA graph: {reason}"
         raise OnboardError(problem, hint="Set compile_backend to torch-simple") from error
     return graph, result
-
-
-def _same_place(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    return tensor is other or tensor.data_ptr() == other.data_ptr() and tensor.shape == other.shape

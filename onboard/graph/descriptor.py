@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 import onboard.ops  # noqa: F401  registers the operators
 from onboard.config import suggest
 from onboard.errors import OnboardError, UsageError
+from onboard.graph.backends import kernel_obstacle
 from onboard.graph.cache import CacheResource, KVPagedResource
 from onboard.graph.fx import arguments, is_op, replace_with
 from onboard.graph.sequence import METADATA_NAMES, STATE_METADATA_NAMES
@@ -128,6 +129,10 @@ class StateDescriptor(CachedOpDescriptor):
     """A recurrence whose arguments are tensors first and constants after them, as in its cached operator."""
 
     metadata = STATE_METADATA_NAMES
+
+    def kernel_obstacle(self, node: fx.Node) -> str:
+        """Return why kernels cannot serve the dtype of the first tensor, or this GPU; "" when they can."""
+        return kernel_obstacle(tensor_argument(node, 0).meta["val"].dtype)
 
     def constants(self, node: fx.Node) -> tuple[Any, ...]:
         """Return what follows the tensors in the source operator."""

@@ -143,11 +143,12 @@ def _fuse(gm: GraphModule, node: Node, stacks: dict[str, str]) -> None:
 
 def _free(gm: GraphModule, sources: Iterable[Node]) -> None:
     """Erase computations that nothing uses any more, and delete the parameters that only these read."""
+    dead = []
     for source in sorted(sources, reverse=True):
-        if source.users:
-            continue
-        gm.graph.erase_node(source)
-        target = str(source.target)
-        is_read = bool(gm.graph.find_nodes(op="get_attr", target=target, sort=False))
-        if source.op == "get_attr" and target in ParameterNames(gm) and not is_read:
-            delete_parameter(gm, target)
+        if not source.users:
+            gm.graph.erase_node(source)
+            dead.append(source)
+    read = {str(node.target) for node in gm.graph.find_nodes(op="get_attr", sort=False)}
+    for name in {str(node.target) for node in dead if node.op == "get_attr"} - read:
+        if name in ParameterNames(gm):
+            delete_parameter(gm, name)

@@ -134,14 +134,6 @@ def add_placeholder(gm: fx.GraphModule, name: str, example: torch.Tensor) -> fx.
     return node
 
 
-def erase_dead_placeholders(gm: fx.GraphModule, *, keep: Iterable[str] = ("input_ids", "position_ids")) -> list[str]:
-    """Erase inputs that nothing uses, except those in `keep`; return their names."""
-    dead = [node for node in placeholders(gm) if not node.users and node.target not in set(keep)]
-    for node in dead:
-        gm.graph.erase_node(node)
-    return [str(node.target) for node in dead]
-
-
 def graph_modules(module: nn.Module) -> Iterator[tuple[str, fx.GraphModule]]:
     """Yield the outermost graph modules in `module` with their paths ("" for `module` itself)."""
     if isinstance(module, fx.GraphModule):
@@ -184,3 +176,16 @@ def _copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
     twin.meta = copy.deepcopy(gm.meta)  # the weight plan, which transforms edit in place
     twin.graph = graph
     return twin.train(gm.training)
+
+
+def input_names(gm: nn.Module) -> list[str]:
+    """Return the names of a graph module's placeholders, also through a wrapper that exposes `graph`.
+
+    A model without a graph says them itself (`input_names`).
+    """
+    if not hasattr(gm, "graph"):
+        names: list[str] = gm.input_names  # type: ignore[assignment]
+        return names
+    graph = gm.graph
+    assert isinstance(graph, fx.Graph)
+    return [str(node.target) for node in graph.find_nodes(op="placeholder")]

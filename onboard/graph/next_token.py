@@ -28,6 +28,11 @@ class LatestTokens:
         self.by_slot = torch.zeros(slots, dtype=torch.int64, device=device)
         kernels = device.type == "cuda" and has_triton()
         self._kernels: Any = import_module("onboard.ops.triton.sampling") if kernels else None
+        landed = torch.zeros((slots, 2), dtype=torch.int64, pin_memory=True) if kernels else None
+        self._landed = landed
+        self.landed = None if landed is None else landed.numpy()
+        """Where kernels write tokens for the host, by slot: the one behind an even and that behind an odd number of
+        tokens, so that a token stays while the next step runs. None: nothing does."""
 
     def fill(self, input_ids: Tensor) -> Tensor:
         """Return the row of tokens with those in place that the host did not know."""
@@ -38,9 +43,9 @@ class LatestTokens:
 
     def choose(self, logits: Tensor, args: Mapping[str, Tensor], *, drawn: bool, filtered: bool) -> Tensor:
         """Choose a token for each row of logits and keep it; `drawn` and `filtered` are those of `choose_tokens`."""
-        how, slots = [args[name] for name in CHOICE_NAMES], args["state_slots"]
+        how, slots, lengths = [args[name] for name in CHOICE_NAMES], args["state_slots"], args["kv_lens"]
         if self._kernels is not None:
-            chosen: Tensor = self._kernels.choose_and_keep(logits, *how, self.by_slot, slots)
+            chosen: Tensor = self._kernels.choose_and_keep(logits, *how, self.by_slot, self._landed, slots, lengths)
             return chosen
         tokens = choose_tokens(logits, *how, drawn=drawn, filtered=filtered)
         self.by_slot[slots] = tokens.clamp(min=0)  # what is no token must not be looked up by the next step
@@ -57,7 +62,7 @@ class LatestTokens:
     ) -> tuple[Tensor, Any]:
         """Run `gm`, which takes the inputs `names`; return a token a sequence, padding included, and its output.
 
-        `args` holds these inputs, `CHOICE_NAMES` and `state_slots`.
+        `args` holds these inputs, `CHOICE_NAMES`, `state_slots` and `kv_lens`.
         """
         output = gm(**{name: args[name] for name in names} | {"input_ids": self.fill(args["input_ids"])})
         wanted = wanted_logits(output, args, names)
@@ -67,8 +72,11 @@ class LatestTokens:
 class ChoosesTokens(nn.Module):
     """A graph that has captured some steps as a whole, the choice of tokens included."""
 
-    def next_tokens(self, args: Mapping[str, Tensor]) -> tuple[Tensor, Any] | None:
-        """Do what `LatestTokens.run` does for a captured step, and return None for any other."""
+    def next_tokens(self, inputs: Mapping[str, Tensor], caches: Mapping[str, Tensor]) -> tuple[Tensor, Any] | None:
+        """Do what `LatestTokens.run` does for a captured step, and return None for any other.
+
+        What was captured is the step that has these very mappings: `SequenceInfo.inputs`, and the caches.
+        """
         raise NotImplementedError
 
 

@@ -46,16 +46,22 @@ class SequenceRows:
         self.sampling[slot] = sampling
         self.keys[slot] = key
 
-    def write_sampling(self, host: HostFields, slots: IntArray, lengths: IntArray) -> None:
-        """Write how the next tokens of sequences in `slots` are chosen, of which `lengths` tokens are known."""
-        chosen = self.sampling[slots]
-        for name, column in zip(SAMPLING_NAMES, chosen.T, strict=True):
-            host[name][: len(slots)] = column
-        temperature, top_k, top_p, min_p = chosen.T
-        self.drawn = bool(temperature.any())
-        self.filtered = self.drawn and bool(((top_k > 0) | (top_p < 1) | (min_p > 0))[temperature > 0].any())
+    def write_sampling(self, host: HostFields, slots: IntArray, lengths: IntArray, *, again: bool = False) -> None:
+        """Write how the next tokens of sequences in `slots` are chosen, of which `lengths` tokens are known.
+
+        `again`: it was written for the same sequences in the same slots last.
+        """
+        if not again:
+            self._write_parameters(host, self.sampling[slots].T)
         if self.drawn:
             host[CHOICE_NAMES[-1]][: len(slots)] = uniforms(self.keys[slots], lengths)
+
+    def _write_parameters(self, host: HostFields, columns: npt.NDArray[np.float32]) -> None:
+        for name, column in zip(SAMPLING_NAMES, columns, strict=True):
+            host[name][: len(column)] = column
+        temperature, top_k, top_p, min_p = columns
+        self.drawn = bool(temperature.any())
+        self.filtered = self.drawn and bool(((top_k > 0) | (top_p < 1) | (min_p > 0))[temperature > 0].any())
 
     def set_pages(self, slot: int, group: int, first: int, pages: Sequence[int]) -> None:
         """Write the pages of a sequence from its page number `first` on."""

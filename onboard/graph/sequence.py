@@ -1,7 +1,7 @@
 """What the cached graph is called with: the flat row of tokens, its metadata, and the caches.
 
-Each step's integers are written into one host buffer and reach the device in one copy (`step_buffer.py`); every input
-of the graph is a view of that buffer. Running sequences have rows (`rows.py`) from which a step is gathered.
+Each step's integers are written into one host buffer and reach the device in one copy (`step_buffer.py`) once they are
+asked for; every input of the graph is a view. Running sequences have rows (`rows.py`) from which a step is gathered.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from onboard.graph.cache import CacheResource
+from onboard.graph.fx import input_names
 from onboard.graph.next_token import ChoosesTokens, Chosen, LatestTokens, wanted_logits
 from onboard.graph.pages import PageAllocator, PageGroup
 from onboard.graph.plan import CachePlan, Limits
@@ -72,8 +73,8 @@ class SequenceInfo:
         """Captured decode batch sizes, ascending: a decode-only batch is padded up to the next one."""
         self._range = np.arange(max(self.max_num_tokens, max_batch_size) + 3)
         self._info = torch.zeros(5, dtype=torch.int32)
-        self.args: dict[str, torch.Tensor] = {}
-        """The graph's inputs for this step."""
+        self.inputs: dict[str, torch.Tensor] = {}
+        """Where the graph finds its inputs for this step: the same tensors for every decode batch of one size."""
         self.choice: dict[str, torch.Tensor] = {}
         """How each sequence's next token is chosen, by `CHOICE_NAMES`: no inputs of the graph."""
         self.num_sequences = 0
@@ -89,7 +90,7 @@ class SequenceInfo:
         self.pool_sizes = [1 + self.pages_per_sequence] * groups
         """Pages that each group has, the spare page 0 included: examples read and write no others."""
         # One sequence and one token more than the limits: `rope_length` may add a row.
-        self._buffer = StepBuffer(
+        self.buffer = StepBuffer(
             sequences=self.max_batch_size + 1,
             tokens=self.max_num_tokens + 1,
             pages_per_sequence=self.pages_per_sequence,
@@ -98,6 +99,7 @@ class SequenceInfo:
         )
         self.rows = SequenceRows(self.max_batch_size + 1, self.max_seq_len, self.pages_per_sequence, groups)
         self._shown: IntArray | None = None  # the slots whose pages the block tables show
+        self._gathered: IntArray | None = None  # the very slots of the last step that was gathered
         self.set_decode_example(1)
 
     def set_rows(
@@ -113,14 +115,16 @@ class SequenceInfo:
         `lengths` None: one token each. The rest as for `set_batch`.
         """
         step = self._step(self.rows.num_cached[slots], lengths, rope_length)
-        slots = padded(slots, step.padding, 0)
+        again = slots is self._gathered and step.longest == 1 and not rope_length
+        self._gathered = slots
+        slots = self._shown if again and self._shown is not None else padded(slots, step.padding, 0)
         owners = slots[step.sequence]
-        page, layout = step.positions // self.page_size, self._buffer.layout_for(len(step.positions))
+        page, layout = step.positions // self.page_size, self.buffer.layout_for(len(step.positions))
         layout.host["input_ids"][: len(owners)] = self.rows.tokens[owners, step.positions]
         for group, table in enumerate(self.rows.tables):
             self._write_mapping(layout, group, table[owners, page], step.positions)
         self._show(layout, slots)
-        self.rows.write_sampling(layout.host, slots, step.kv_lens)
+        self.rows.write_sampling(layout.host, slots, step.kv_lens, again=again)
         self._finish(layout, step, slots, step.ends - 1, rope_length, position_ids)
 
     def set_batch(
@@ -152,9 +156,9 @@ class SequenceInfo:
         token_ids, slots = padded(token_ids, step.padding, 0), padded(slots, step.padding, 0)
         tables = np.pad(tables, ((0, 0), (0, step.padding), (0, 0)))
         assert len(token_ids) == len(step.positions)
-        layout = self._buffer.layout_for(len(token_ids))
+        layout = self.buffer.layout_for(len(token_ids))
         layout.host["input_ids"][: len(token_ids)] = token_ids
-        self._shown = None
+        self._shown = self._gathered = None
         for group, table in enumerate(tables):
             self._write_mapping(layout, group, table[step.sequence, step.positions // self.page_size], step.positions)
             shown = layout.host[table_names(group)[0]][: len(slots)]
@@ -181,6 +185,12 @@ class SequenceInfo:
         self.set_batch(ids, np.zeros_like(lengths), lengths, self._example_pages(len(lengths)))
 
     @property
+    def args(self) -> dict[str, torch.Tensor]:
+        """The graph's inputs for this step, on their way to the device from now on."""
+        self.buffer.upload()
+        return self.inputs
+
+    @property
     def num_slots(self) -> int:
         """Slots of recurrent states, as `Limits.num_slots`."""
         return self.limits.num_slots
@@ -193,12 +203,7 @@ class SequenceInfo:
     @property
     def num_bytes(self) -> int:
         """Bytes of a step's inputs on the device."""
-        return self._buffer.num_bytes
-
-    @property
-    def num_logits(self) -> int:
-        """Rows of logits that this step yields, padding included."""
-        return len(self.args["logits_gather_indices"])
+        return self.buffer.num_bytes
 
     def _example_pages(self, sequences: int) -> IntArray:
         order = np.arange(self.pages_per_sequence)
@@ -208,7 +213,7 @@ class SequenceInfo:
         """Say which token of which sequence each place of the row holds, padding included."""
         self.num_sequences = len(starts)
         assert len(starts) <= self.max_batch_size
-        assert (starts + (1 if lengths is None else lengths)).max() <= self.max_seq_len
+        assert (starts if lengths is None else starts + lengths - 1).max() < self.max_seq_len
         if lengths is not None and lengths.max() == 1:
             lengths = None
         padding = self._padding(starts, lengths, rope_length)
@@ -223,11 +228,11 @@ class SequenceInfo:
 
     def _padding(self, starts: IntArray, lengths: IntArray | None, rope_length: int) -> int:
         """Return how many padding sequences the step needs: for its rotary table, or to reach a captured size."""
-        if rope_length and rope_length > (starts + (1 if lengths is None else lengths)).max():
-            return 1
-        if not self.decode_sizes or lengths is not None:
-            return 0
-        return next((size - len(starts) for size in self.decode_sizes if size >= len(starts)), 0)
+        count = len(starts)
+        least = count + bool(rope_length and rope_length > (starts + (1 if lengths is None else lengths)).max())
+        if lengths is not None:
+            return least - count
+        return next((size for size in self.decode_sizes if size >= least), least) - count
 
     def _write_mapping(self, layout: Layout, group: int, pages: IntArray, positions: IntArray) -> None:
         """Write where each token's key goes, of whose page the number is given."""
@@ -238,7 +243,7 @@ class SequenceInfo:
     def _show(self, layout: Layout, slots: IntArray) -> None:
         """Bring the block tables up to date: as long as a batch stays together, only where pages have changed."""
         changed = self.rows.changed
-        if self._shown is None or not np.array_equal(self._shown, slots):
+        if self._shown is not slots and (self._shown is None or not np.array_equal(self._shown, slots)):
             self._shown, which = slots, self._range[: len(slots)]
         elif changed.any():
             which = np.flatnonzero(changed[slots])
@@ -257,7 +262,7 @@ class SequenceInfo:
         rope_length: int,
         position_ids: IntArray | None,
     ) -> None:
-        """Write what depends on neither tokens nor pages, start the copy, and make the graph's inputs."""
+        """Write what depends on neither tokens nor pages, and make the graph's inputs."""
         tokens, sequences, host = len(step.positions), len(slots), layout.host
         host["cu_seqlens"][1 : sequences + 1] = step.ends
         host["kv_lens"][:sequences] = step.kv_lens
@@ -272,8 +277,8 @@ class SequenceInfo:
         positions[given:] = max(rope_length - 1, 0)
         whole = step.longest > 1 and step.kv_lens.sum() == tokens
         self._info.numpy()[:] = sequences, tokens, step.longest, step.kv_lens.max(), whole
-        self._buffer.copy_to_device(layout)
-        self.args = self._views(layout, tokens, sequences, len(wanted))
+        self.buffer.written(layout)
+        self.inputs = self._views(layout, tokens, sequences, len(wanted))
         self.choice = layout.choices(sequences)
 
     def _views(self, layout: Layout, tokens: int, sequences: int, rows: int) -> dict[str, torch.Tensor]:
@@ -399,11 +404,6 @@ class CachedSequenceInterface:
         return sum(resource.bytes_per_page for resource in self.resources.values())
 
     @property
-    def bytes_per_token(self) -> float:
-        """Bytes that one token takes over all caches."""
-        return self.bytes_per_page / self.info.page_size
-
-    @property
     def args(self) -> Mapping[str, torch.Tensor]:
         """Every input that a cached graph may name."""
         return {**self.info.args, **self.caches}
@@ -422,10 +422,14 @@ class CachedSequenceInterface:
 
     def next_tokens(self, gm: nn.Module) -> Chosen:
         """Run `gm` and choose a token a sequence, padding included; what is returned lasts until the next call."""
-        args, names, rows = {**self.args, **self.info.choice}, self._names(gm), self.info.rows
-        replayed = gm.next_tokens(args) if isinstance(gm, ChoosesTokens) else None
-        tokens, output = replayed or self.latest.run(gm, args, names, drawn=rows.drawn, filtered=rows.filtered)
-        return tokens, lambda: wanted_logits(output, args, names)
+        info, inputs = self.info, self.info.inputs
+        chosen = gm.next_tokens(inputs, self.caches) if isinstance(gm, ChoosesTokens) else None
+        if chosen is not None:
+            info.buffer.fetched()
+        else:
+            args = {**self.args, **info.choice}
+            chosen = self.latest.run(gm, args, self._names(gm), drawn=info.rows.drawn, filtered=info.rows.filtered)
+        return chosen[0], lambda: wanted_logits(chosen[1], inputs, self._names(gm))
 
     def _names(self, gm: nn.Module) -> list[str]:
         """Return the names of the inputs of `gm`, read off its graph only after the graph has changed."""
@@ -433,16 +437,3 @@ class CachedSequenceInterface:
         if self._known is None or self._known[:2] != (gm, size):
             self._known = gm, size, input_names(gm)
         return self._known[2]
-
-
-def input_names(gm: nn.Module) -> list[str]:
-    """Return the names of a graph module's placeholders, also through a wrapper that exposes `graph`.
-
-    A model without a graph says them itself (`input_names`).
-    """
-    if not hasattr(gm, "graph"):
-        names: list[str] = gm.input_names  # type: ignore[assignment]
-        return names
-    graph = gm.graph
-    assert isinstance(graph, torch.fx.Graph)
-    return [str(node.target) for node in graph.find_nodes(op="placeholder")]

@@ -1,5 +1,8 @@
 """The memory in which a step's numbers lie: one pinned host buffer, one device buffer, one copy between them.
 
+A captured step makes this copy itself, as its first kernel: a GPU takes microseconds to change between its copy engine
+and a CUDA graph.
+
 Fields that have an entry a token come twice, for decode-sized rows in front of the fields that have one a sequence, and
 for full rows behind them. So each kind of step is one contiguous copy of no more than it needs, and every input of a
 captured CUDA graph stays at its address.
@@ -8,11 +11,14 @@ captured CUDA graph stays at its address.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from onboard.ops import has_triton
 
 IntArray = npt.NDArray[np.integer]
 HostFields = dict[str, npt.NDArray[Any]]
@@ -73,7 +79,14 @@ class StepBuffer:
             _layout(sequences, {**small, **middle}, slice(0, ends[1])),
             _layout(tokens, {**middle, **large}, slice(ends[0], ends[2])),
         ]
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        # The last block table is behind all else that a decode step has; bytes.
+        self._table_row = pages_per_sequence * torch.int32.itemsize
+        self._last_table = ends[1] - _aligned(sequences * self._table_row)
+        self._written: Layout | None = None  # and not copied yet
+        cuda = device.type == "cuda"
+        # External: a CUDA graph that records it, too, does so for the host.
+        self._copied = torch.cuda.Event(external=True) if cuda else None  # type: ignore[no-untyped-call]
+        self._copy: Any = import_module("onboard.ops.triton.host_copy").copy if cuda and has_triton() else _copy
 
     @property
     def num_bytes(self) -> int:
@@ -87,11 +100,27 @@ class StepBuffer:
             self._copied.synchronize()  # the last step's copy may still read the host buffer
         return layout
 
-    def copy_to_device(self, layout: Layout) -> None:
-        """Start the step's copy, in the order of the device's work."""
-        if self._copied is not None:
-            self._device[layout.span].copy_(self._host[layout.span], non_blocking=True)
+    def written(self, layout: Layout) -> None:
+        """Record that a step's numbers are in the host buffer."""
+        self._written = layout
+
+    def upload(self) -> None:
+        """Start the copy of what was written last, in the order of the device's work, unless that has been done."""
+        if self._copied is not None and self._written is not None:
+            self._device[self._written.span].copy_(self._host[self._written.span], non_blocking=True)
             self._copied.record()
+        self._written = None
+
+    def fetch(self, sequences: int) -> None:
+        """Copy a decode step of as many sequences; a CUDA graph that captures this does so at every replay."""
+        if self._copied is not None:
+            words = slice(-(-(self._last_table + sequences * self._table_row) // torch.int64.itemsize))
+            self._copy(self._device.view(torch.int64)[words], self._host.view(torch.int64)[words])
+            self._copied.record()
+
+    def fetched(self) -> None:
+        """Record that a replay has been started which copies what was written last."""
+        self._written = None
 
     def _fields(self, shapes: _Shapes, offset: int) -> dict[str, tuple[npt.NDArray[Any], torch.Tensor]]:
         fields = {}
@@ -101,6 +130,10 @@ class StepBuffer:
             fields[name] = host.numpy(), device
             offset += _aligned(span.stop - span.start)
         return fields
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source, non_blocking=True)
 
 
 def _layout(tokens: int, fields: dict[str, tuple[npt.NDArray[Any], torch.Tensor]], span: slice) -> Layout:

@@ -65,9 +65,6 @@ def wait_aux(ended: tuple[torch.cuda.Event | None, tuple[Tensor, ...]], *kept: T
     return results
 
 
-MARKERS = (begin_aux, end_aux, wait_aux)
-
-
 def run_aside(gm: fx.GraphModule, branch: Collection[fx.Node]) -> bool:
     """Let the calls in `branch` run on the auxiliary stream, from when their inputs are there to their first reader.
 

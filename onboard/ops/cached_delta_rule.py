@@ -58,9 +58,6 @@ def torch_cached_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
 ) -> Tensor:
     """`torch_delta_rule` of a flat row of tokens; arguments and result as in `torch_cached_gated_delta_rule`."""
-
-    def step(state: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-        return delta_rule(q, k, v, torch.zeros_like(beta), beta, scale, use_qk_l2norm_in_kernel, state)
-
-    out = fake_delta_rule(q, k, v).zero_()
-    return advance(step, [q, k, v, beta], out, cu_seqlens, kv_lens, state_slots, batch_info_host, delta_cache)
+    metadata = (cu_seqlens, kv_lens, state_slots, batch_info_host)
+    g = torch.zeros_like(beta)
+    return torch_cached_gated_delta_rule(q, k, v, g, beta, *metadata, delta_cache, scale, use_qk_l2norm_in_kernel)

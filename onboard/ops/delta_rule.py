@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -70,7 +73,9 @@ def torch_delta_rule(
     return torch_gated_delta_rule(q, k, v, torch.zeros_like(beta), beta, scale, use_qk_l2norm_in_kernel)
 
 
-def delta_rule(
+def in_chunks(
+    chunk: Callable[..., tuple[Tensor, Tensor]],
+    size: int,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -80,23 +85,23 @@ def delta_rule(
     use_qk_l2norm_in_kernel: bool,
     state: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs of `torch_gated_delta_rule` that follow a state, and the state behind them.
+    """Run a delta rule over `size` tokens at a time; return its outputs and the state behind them.
 
-    States are [batch, value_heads, key_dim, value_dim], in float32 (float64 for float64).
+    Args:
+        chunk: query, key, value, g, beta [batch, value_heads, tokens, ...] and the state -> outputs, state.
+        size: tokens of a chunk.
+        q, k, v, g, beta, scale, use_qk_l2norm_in_kernel: as in `torch_gated_delta_rule`; g may be one of each channel.
+        state: [batch, value_heads, key_dim, value_dim], in float32 (float64 for float64).
     """
-    wide, heads = wide_dtype(q), v.shape[2]
-    query, key = (item.to(wide).repeat_interleave(heads // item.shape[2], dim=2) for item in (q, k))
+    query, key, value, decay, rate = (item.to(wide_dtype(q)).transpose(1, 2) for item in (q, k, v, g, beta))
+    query, key = (item.repeat_interleave(value.shape[1] // item.shape[1], dim=1) for item in (query, key))
     if use_qk_l2norm_in_kernel:
         query, key = torch_l2norm(query, _L2_EPS), torch_l2norm(key, _L2_EPS)
     query = query * (key.shape[-1] ** -0.5 if scale is None else scale)
-    query, key, value = (item.transpose(1, 2) for item in (query, key, v.to(wide)))
-    decay, rate = (item.to(wide).transpose(1, 2) for item in (g, beta))
     out = torch.empty_like(value)
-    for start in range(0, value.shape[2], _CHUNK):
-        part = slice(start, start + _CHUNK)
-        out[:, :, part], state = _delta_chunk(
-            query[:, :, part], key[:, :, part], value[:, :, part], decay[:, :, part], rate[:, :, part], state
-        )
+    for start in range(0, value.shape[2], size):
+        part = slice(start, start + size)
+        out[:, :, part], state = chunk(*(item[:, :, part] for item in (query, key, value, decay, rate)), state)
     return out.transpose(1, 2).to(q.dtype).contiguous(), state
 
 
@@ -115,3 +120,7 @@ def _delta_chunk(
     out = (query * reached) @ state + (query @ key.transpose(-1, -2) * between) @ corrections
     left = (total[..., -1:] - total).exp().unsqueeze(-1)
     return out, state * total[..., -1].exp()[..., None, None] + (key * left).transpose(-1, -2) @ corrections
+
+
+delta_rule = partial(in_chunks, _delta_chunk, _CHUNK)
+"""Return the outputs of `torch_gated_delta_rule` that follow a state, and the state behind them."""

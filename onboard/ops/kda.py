@@ -5,21 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from onboard.ops.delta_rule import fake_delta_rule, in_chunks
 from onboard.ops.library import register_op
-from onboard.ops.norm import torch_l2norm
 from onboard.ops.ssm import wide_dtype
 from onboard.ops.state import advance
 
 _CHUNK = 16
 """Tokens at a time; their decay between each other, channel by channel, is [chunk, chunk, key_dim] numbers a head."""
-_L2_EPS = 1e-6
 
 
-def _fake_kda(q: Tensor, k: Tensor, v: Tensor, *_: object, **__: object) -> Tensor:
-    return q.new_empty(v.shape)
-
-
-@register_op(_fake_kda, carries_state=True)
+@register_op(fake_delta_rule, carries_state=True)
 def torch_kda(
     q: Tensor,
     k: Tensor,
@@ -46,10 +41,10 @@ def torch_kda(
         Like v, in q's dtype.
     """
     state = torch.zeros((q.shape[0], *q.shape[2:], v.shape[3]), dtype=wide_dtype(q), device=q.device)
-    return _kda(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state)[0]
+    return in_chunks(_kda_chunk, _CHUNK, q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state)[0]
 
 
-@register_op(_fake_kda, mutates=("kda_cache",))
+@register_op(fake_delta_rule, mutates=("kda_cache",))
 def torch_cached_kda(
     q: Tensor,
     k: Tensor,
@@ -76,35 +71,10 @@ def torch_cached_kda(
     """
 
     def step(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-        return _kda(q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state)
+        return in_chunks(_kda_chunk, _CHUNK, q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state)
 
-    out = _fake_kda(q, k, v).zero_()
+    out = fake_delta_rule(q, k, v).zero_()
     return advance(step, [q, k, v, g, beta], out, cu_seqlens, kv_lens, state_slots, batch_info_host, kda_cache)
-
-
-def _kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None,
-    use_qk_l2norm_in_kernel: bool,
-    state: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return the outputs of `torch_kda` that follow a state [batch, heads, key_dim, value_dim], and that behind."""
-    query, key, value, decay = (item.to(wide_dtype(q)).transpose(1, 2) for item in (q, k, v, g))
-    rate = beta.to(value.dtype).transpose(1, 2).unsqueeze(-1)
-    if use_qk_l2norm_in_kernel:
-        query, key = torch_l2norm(query, _L2_EPS), torch_l2norm(key, _L2_EPS)
-    query = query * (key.shape[-1] ** -0.5 if scale is None else scale)
-    out = torch.empty_like(value)
-    for start in range(0, value.shape[2], _CHUNK):
-        part = slice(start, start + _CHUNK)
-        out[:, :, part], state = _kda_chunk(
-            query[:, :, part], key[:, :, part], value[:, :, part], decay[:, :, part], rate[:, :, part], state
-        )
-    return out.transpose(1, 2).to(q.dtype).contiguous(), state
 
 
 def _kda_chunk(
@@ -112,6 +82,7 @@ def _kda_chunk(
 ) -> tuple[Tensor, Tensor]:
     """Return a chunk's outputs [batch, heads, tokens, value_dim] and the state [.., key_dim, value_dim] behind it."""
     total = decay.cumsum(-2)
+    rate = rate.unsqueeze(-1)
     later = torch.ones(total.shape[-2], total.shape[-2], dtype=torch.bool, device=total.device).triu(1)
     between = (total.unsqueeze(-2) - total.unsqueeze(-3)).masked_fill(later.unsqueeze(-1), -torch.inf).exp()
     reached = total.exp()

@@ -125,7 +125,7 @@ class Engine:
             self.memory, max_batch_size=info.max_batch_size, max_num_tokens=info.max_num_tokens, rope=self.rope
         )
         self.stats = EngineStats(pages=sum(group.allocator.num_usable for group in cache.groups))
-        self._landing = Landing(info.max_batch_size + 1, info.device)
+        self._landing = Landing(cache.latest)
         self._ahead: Flight | None = None
         self._detokenizers: dict[int, Detokenizer] = {}
         self._given_graphs: dict[tuple[bool, bool], fx.GraphModule] = {}
@@ -152,6 +152,7 @@ class Engine:
         outputs = [Request(list(prompt), params, key, priority, given) for key in keys]
         for output in outputs:
             output.limit = min(len(prompt) + params.max_tokens, self.capacity)
+            output.last_tokens = self._last_tokens(params)
             self.scheduler.add(output)
         return outputs
 
@@ -201,12 +202,12 @@ class Engine:
     def _launch(self, step: Step) -> Flight:
         """Start a step; return without its tokens."""
         self.cache.info.set_rows(
-            step.slots(), step.lengths(), rope_length=step.rope_length, position_ids=step.position_ids()
+            step.rows.slots, step.lengths, rope_length=step.rope_length, position_ids=step.position_ids()
         )
         tokens, logits = self._run_given(step) if step.has_given() else self._run(step)
-        complete = self.scheduler.launched(step)
-        wanted = any(sequence.params.logprobs is not None for _, sequence in complete)
-        return Flight(step, complete, self._landing.receive(tokens), logits().clone() if wanted else None)
+        self.scheduler.launched(step)
+        arriving = self._landing.receive(tokens, step.rows.slots, step.ends)
+        return Flight(step, arriving, logits().clone() if step.rows.wants_logprobs else None)
 
     def _launch_ahead(self) -> Flight | None:
         """Start the step after one whose tokens are still to come, if they need not be known for it."""
@@ -245,7 +246,7 @@ class Engine:
             embedding = self.composite.embedding
             self._given_graphs[rope, blocks] = with_given_inputs(graph, embedding, rope=rope, blocks=blocks)
         info = self.cache.info
-        info.args = {**info.args, **given_rows(step, info.args["input_ids"].shape[1], info.device)}
+        info.inputs = {**info.inputs, **given_rows(step, info.inputs["input_ids"].shape[1], info.device)}
         return self.cache.next_tokens(self._given_graphs[rope, blocks])
 
     @property
@@ -296,31 +297,25 @@ class Engine:
 
     def _take_in(self, flight: Flight) -> None:
         """Append the tokens of a step to its sequences, and retire those that have ended."""
-        taken = 0
-        for row, sequence, token in flight.chosen():
-            taken += 1
-            self.scheduler.append(sequence, token)
-            if sequence.params.logprobs is not None:
+        chosen = self.scheduler.append(flight.step, flight.chosen())
+        for row, sequence, token in chosen:
+            params = sequence.params
+            if params.logprobs is not None:
                 assert flight.logits is not None
-                sequence.logprobs.append(logprobs(flight.logits[row], token, sequence.params.logprobs))
-            if (reason := self._finish_reason(sequence)) is not None:
-                self.scheduler.finish(sequence, reason)
-                self._set_text(sequence)
-        self.stats.generated_tokens += taken
-        self.stats.dropped_tokens += len(flight.complete) - taken
+                sequence.logprobs.append(logprobs(flight.logits[row], token, params.logprobs))
+            if token in sequence.last_tokens or (params.stop and self._stop_position(sequence) is not None):
+                self._finish(sequence, "stop")
+            elif len(sequence.tokens) >= sequence.limit:
+                self._finish(sequence, "length")
+        self.stats.generated_tokens += len(chosen)
+        self.stats.dropped_tokens += len(flight.step.rows.complete) - len(chosen)
 
-    def _finish_reason(self, sequence: Request) -> FinishReason | None:
-        params, token = sequence.params, sequence.tokens[-1]
-        if self._ends_text(params, token):
-            return "stop"
-        if params.stop and self._stop_position(sequence) is not None:
-            return "stop"
-        if len(sequence.tokens) >= sequence.limit:
-            return "length"
-        return None
+    def _finish(self, sequence: Request, reason: FinishReason) -> None:
+        self.scheduler.finish(sequence, reason)
+        self._set_text(sequence)
 
-    def _ends_text(self, params: SamplingParams, token: int) -> bool:
-        return token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos)
+    def _last_tokens(self, params: SamplingParams) -> frozenset[int]:
+        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
 
     def _stop_position(self, sequence: Request) -> int | None:
         """Return where in the text the first stop text begins."""
@@ -334,7 +329,7 @@ class Engine:
         if self.tokenizer is None:
             return
         shown = sequence.generated
-        if shown and self._ends_text(sequence.params, shown[-1]):
+        if shown and shown[-1] in sequence.last_tokens:
             shown = shown[:-1]
         sequence.text = self.tokenizer.decode(shown)
         if sequence.params.stop:

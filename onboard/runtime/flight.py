@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
 
 import torch
 
 from onboard.errors import NotFiniteError
+from onboard.graph.next_token import LatestTokens
+from onboard.graph.step_buffer import IntArray
 from onboard.ops.sampling import NOT_A_TOKEN
-from onboard.runtime.request import Request, Step
+from onboard.runtime.request import Step
 
 _AT_A_TIME = 2  # steps whose tokens may be on their way
 
@@ -20,47 +22,41 @@ class Flight:
     """A step that was started; `tokens` waits for it."""
 
     step: Step
-    complete: list[tuple[int, Request]]
-    """The sequences whose next token it chooses, and their rows."""
     tokens: Callable[[], list[int]]
     logits: torch.Tensor | None
     """[rows, vocabulary], when some sequence's log-probabilities are wanted."""
 
-    def chosen(self) -> Iterator[tuple[int, Request, int]]:
-        """Wait; yield row, sequence and token, without what was finished or cancelled meanwhile.
+    def chosen(self) -> list[int]:
+        """Wait; return a token a row, padding perhaps behind them.
 
         Raises `NotFiniteError` for a token that was chosen from NaN or infinite logits.
         """
-        tokens = self.tokens()
-        for row, sequence in self.complete:
-            if sequence.finish_reason is not None:
-                continue
-            if tokens[row] == NOT_A_TOKEN:
-                raise NotFiniteError("the logits are not finite", hint="Use dtype bfloat16 or float32")
-            yield row, sequence, tokens[row]
+        tokens, complete = self.tokens(), self.step.rows.complete
+        if NOT_A_TOKEN in tokens and any(
+            tokens[row] == NOT_A_TOKEN and each.finish_reason is None for row, each in complete
+        ):
+            raise NotFiniteError("the logits are not finite", hint="Use dtype bfloat16 or float32")
+        return tokens
 
 
 class Landing:
-    """Where tokens arrive: on a GPU, host buffers to which they are copied while the device goes on."""
+    """How a step's tokens come to the host: kernels write them there, and an event says when."""
 
-    def __init__(self, rows: int, device: torch.device) -> None:
-        self._buffers: Iterator[torch.Tensor] | None = None
-        if device.type == "cuda":
-            buffers = [torch.zeros(rows, dtype=torch.int64, pin_memory=True) for _ in range(_AT_A_TIME)]
-            self._buffers = cycle(buffers)
+    def __init__(self, latest: LatestTokens) -> None:
+        self._landed = latest.landed
+        if self._landed is not None:
+            self._events = cycle([torch.cuda.Event() for _ in range(_AT_A_TIME)])  # type: ignore[no-untyped-call]
 
-    def receive(self, tokens: torch.Tensor) -> Callable[[], list[int]]:
-        """Start the copy of a step's tokens; return what waits for them."""
-        if self._buffers is None:
-            return tokens.tolist
-        place = next(self._buffers)[: len(tokens)]
-        place.copy_(tokens, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    def receive(self, tokens: torch.Tensor, slots: IntArray, lengths: IntArray) -> Callable[[], list[int]]:
+        """Return what waits for the tokens of a step that was started: those behind `lengths` tokens of `slots`."""
+        if self._landed is None:
+            return tokens.clone().tolist  # a later step may overwrite them
+        landed, arrived = self._landed, next(self._events)
         arrived.record()
 
         def wait() -> list[int]:
             arrived.synchronize()
-            values: list[int] = place.tolist()
+            values: list[int] = landed[slots, lengths % 2].tolist()
             return values
 
         return wait

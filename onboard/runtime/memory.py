@@ -17,6 +17,7 @@ import numpy as np
 
 from onboard.graph.pages import PageAllocator, PageGroup
 from onboard.graph.rows import SequenceRows
+from onboard.graph.step_buffer import IntArray
 from onboard.runtime.request import Chunk, Request
 
 CopyState = Callable[[int, int], None]
@@ -66,6 +67,9 @@ class CacheMemory:
         self._snapshots = PageAllocator(snapshots + 1) if snapshots is not None else None
         self._first_snapshot = max_batch_size
         self._copy_state = copy_state
+        windows = [group.window for group in groups if group.window is not None]
+        # Places in the order of pages that matter, [.., 1]: a page's end, and where it leaves a window.
+        self._borders = np.array([0] * self.reuse + [window - 1 for window in windows], dtype=np.int64)[:, None]
         self._freed = 0  # times that pages were given back
         self._refused: tuple[Request, int] | None = None
 
@@ -163,6 +167,15 @@ class CacheMemory:
         if not self.reuse or border >= self._last_border(request):
             return None
         return self._digests(request, border + 1)[border]
+
+    def at_borders(self, ends: IntArray, lengths: IntArray | None) -> list[int]:
+        """Return the rows for which `computed` has something to do: a page was filled, or has left a window.
+
+        `ends` [rows] tokens cached by now, the last `lengths` [rows] of them since the last time; None: one each.
+        """
+        passed = (ends - self._borders) % self.page_size < (1 if lengths is None else lengths)
+        rows: list[int] = np.flatnonzero(passed.any(0)).tolist()
+        return rows
 
     def computed(self, request: Request, length: int) -> None:
         """Keep what the last `length` cached tokens fill, all of them known by now; free what has left its window."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -36,6 +37,8 @@ class Request:
     finish_reason: FinishReason | None = None
     limit: int = sys.maxsize
     """Most tokens that it can have, prompt included."""
+    last_tokens: frozenset[int] = frozenset()
+    """Tokens that end it."""
     unseen: int = 0
     """Tokens after the known ones that the device has chosen, or will by the time that it is asked."""
     num_preemptions: int = 0
@@ -62,8 +65,12 @@ class Request:
     """Its row, and where its recurrent states lie, while it runs; 0: it does not."""
     last_step: int = -1
 
+    single: Chunk = field(init=False, repr=False)
+    """Its chunk in every step that computes its last token alone."""
+
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+        self.single = Chunk(self, 1, True)
 
     def root(self) -> bytes:
         """Return what its keys depend on besides tokens: its rotary table, and all that was given with the prompt."""
@@ -94,22 +101,32 @@ class Request:
         return len(self.tokens) + self.unseen - self.num_cached
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Chunk:
     """The next `length` uncached tokens of a sequence."""
 
     sequence: Request
     length: int
-
-    @property
-    def completes(self) -> bool:
-        """Whether the last row's logits choose the sequence's next token."""
-        return self.length == self.sequence.num_pending
+    completes: bool
+    """Whether the last row's logits choose the sequence's next token."""
 
     def reads_given(self) -> bool:
         """Whether some of its tokens have rows from outside."""
         given = self.sequence.given
         return given is not None and self.sequence.num_cached < len(given)
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """What follows from the chunks of a step, whatever their lengths are."""
+
+    slots: IntArray
+    """Each sequence's row."""
+    complete: list[tuple[int, Request]]
+    """The sequences whose next token is chosen, and their places."""
+    wants_logprobs: bool
+    some_given: bool
+    """Whether some of the sequences have more than tokens."""
 
 
 @dataclass
@@ -121,20 +138,35 @@ class Step:
     num_tokens: int = 0
     num_filling: int = 0
     """Tokens beside those that only go on with an output: of prompts, and computed again."""
+    ends: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Cached tokens of each sequence behind it, once it was started."""
 
-    def add(self, chunk: Chunk, pending: int) -> None:
-        """Append a chunk of a sequence of which `pending` tokens are not cached."""
-        self.chunks.append(chunk)
-        self.num_tokens += chunk.length
+    def add(self, sequence: Request, length: int, pending: int) -> None:
+        """Append the next `length` tokens of a sequence of which `pending` are not cached."""
+        self.chunks.append(sequence.single if pending == 1 else Chunk(sequence, length, length == pending))
+        self.num_tokens += length
         if pending > 1:
-            self.num_filling += chunk.length
+            self.num_filling += length
 
-    def slots(self) -> IntArray:
-        """Return each sequence's row."""
-        return np.array([chunk.sequence.slot for chunk in self.chunks])
+    @cached_property
+    def rows(self) -> StepRows:
+        """What follows from the chunks; to be read when all are there."""
+        sequences = [chunk.sequence for chunk in self.chunks]
+        return StepRows(
+            np.array([sequence.slot for sequence in sequences]),
+            [(row, chunk.sequence) for row, chunk in enumerate(self.chunks) if chunk.completes],
+            any(sequence.params.logprobs is not None for sequence in sequences),
+            any(sequence.given is not None for sequence in sequences),
+        )
 
+    def follow(self, last: Step) -> None:
+        """Take over what followed from the chunks of a step in which every sequence had the slot that it has now."""
+        if self.chunks == last.chunks:
+            self.rows = last.rows
+
+    @cached_property
     def lengths(self) -> IntArray | None:
-        """Return each chunk's number of tokens, None when all have one."""
+        """Each chunk's number of tokens, None when all have one; to be read when all chunks are there."""
         if self.num_tokens == len(self.chunks):
             return None
         return np.array([chunk.length for chunk in self.chunks])
@@ -145,11 +177,11 @@ class Step:
 
     def has_given(self) -> bool:
         """Whether some of its tokens have rows from outside."""
-        return any(chunk.reads_given() for chunk in self.chunks)
+        return self.rows.some_given and any(chunk.reads_given() for chunk in self.chunks)
 
     def position_ids(self) -> IntArray | None:
         """Return the tokens' positions for the model where they are not their places; None where all are."""
-        if all(chunk.sequence.given is None for chunk in self.chunks):
+        if not self.rows.some_given:
             return None
         return np.concatenate([_positions(chunk) for chunk in self.chunks])
 

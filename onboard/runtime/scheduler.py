@@ -11,11 +11,12 @@ end.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
 from operator import attrgetter
 
 from onboard.errors import OnboardError
 from onboard.runtime.memory import CacheMemory
-from onboard.runtime.request import Chunk, FinishReason, Request, Step
+from onboard.runtime.request import FinishReason, Request, Step
 from onboard.runtime.rope import LengthDependentRope
 
 _in_order = attrgetter("order")
@@ -47,6 +48,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_steps = 0
         self._num_arrived = 0
+        self._last = Step()
+        """The last step, unless slots have changed since."""
 
     @property
     def busy(self) -> bool:
@@ -78,38 +81,48 @@ class Scheduler:
             return None
         return self._numbered(step) if step.chunks else None
 
-    def launched(self, step: Step) -> list[tuple[int, Request]]:
-        """Record that a step was started; return the sequences whose next token it chooses, and their rows in it.
-
-        Until `append` such a token is one that only the device knows.
-        """
-        completing = [(row, chunk.sequence) for row, chunk in enumerate(step.chunks) if chunk.completes]
+    def launched(self, step: Step) -> None:
+        """Record that a step was started. Until `append` the tokens that it chooses are known to the device alone."""
         for chunk in step.chunks:
-            chunk.sequence.num_cached += chunk.length
-        rows, slots = self.memory.rows, step.slots()
-        lengths = step.lengths()
-        rows.num_cached[slots] += 1 if lengths is None else lengths
-        if completing:
-            slots = slots[[row for row, _ in completing]]
-            rows.tokens[slots, [sequence.length for _, sequence in completing]] = -slots
-        for _, sequence in completing:
-            sequence.unseen += 1
-        return completing
+            sequence = chunk.sequence
+            sequence.num_cached += chunk.length
+            sequence.unseen += chunk.completes
+        rows, slots, completing = self.memory.rows, step.rows.slots, step.rows.complete
+        rows.num_cached[slots] += 1 if step.lengths is None else step.lengths
+        step.ends = rows.num_cached[slots]
+        which = slice(None) if len(completing) == len(slots) else [row for row, _ in completing]
+        rows.tokens[slots[which], step.ends[which]] = -slots[which]
 
     def settle(self, step: Step) -> None:
         """Record that all tokens that a started step reads are known; before the next one is scheduled."""
-        for chunk in step.chunks:
+        for row in self.memory.at_borders(step.ends, step.lengths):
+            chunk = step.chunks[row]
             if chunk.sequence.finish_reason is None:
                 self.memory.computed(chunk.sequence, chunk.length)
 
-    def append(self, sequence: Request, token: int) -> None:
-        """Append a generated token; a sequence that outgrows its rotary table is computed anew with the next one."""
-        self.memory.rows.tokens[sequence.slot, len(sequence.tokens)] = token
-        sequence.tokens.append(token)
-        sequence.unseen -= 1
-        if self.rope and self._table(sequence) != sequence.table:
-            sequence.table = self._table(sequence)
-            self.memory.restart(sequence)
+    def append(self, step: Step, tokens: Sequence[int]) -> list[tuple[int, Request, int]]:
+        """Append the tokens that a step chose, one a row; return row, sequence and token.
+
+        What was finished or cancelled meanwhile is left out. A sequence that outgrows its rotary table is computed
+        anew with the next one.
+        """
+        chosen, slots = [], step.rows.slots
+        for row, sequence in step.rows.complete:
+            if sequence.finish_reason is None:
+                token = tokens[row]
+                sequence.tokens.append(token)
+                sequence.unseen -= 1
+                chosen.append((row, sequence, token))
+        if len(chosen) == len(slots):  # nearly always
+            self.memory.rows.tokens[slots, step.ends] = tokens[: len(slots)]
+        else:
+            for row, _, token in chosen:
+                self.memory.rows.tokens[slots[row], step.ends[row]] = token
+        for _, sequence, _ in chosen if self.rope else ():
+            if self._table(sequence) != sequence.table:
+                sequence.table = self._table(sequence)
+                self.memory.restart(sequence)
+        return chosen
 
     def finish(self, sequence: Request, reason: FinishReason) -> None:
         """Retire a running sequence and free its pages."""
@@ -134,36 +147,40 @@ class Scheduler:
             self.cancel(sequence)
 
     def _numbered(self, step: Step) -> Step:
-        for chunk in step.chunks:
+        for chunk in step.chunks if self.rope else ():
             chunk.sequence.last_step = self.num_steps
+        step.follow(self._last)
+        self._last = step
         self.num_steps += 1
         return step
 
     def _fill(self, step: Step) -> Step:
         self._make_way()
-        decoding = sum(sequence.num_pending == 1 for sequence in self.running)
-        for sequence in list(self.running):
-            if sequence.slot:  # it may have been preempted meanwhile
-                pending = sequence.num_pending
-                decoding -= pending == 1
-                self._advance(sequence, step, pending, decoding)
+        running = list(self.running)
+        for place, sequence in enumerate(running, start=1):
+            length = len(sequence.tokens) + sequence.unseen
+            if not sequence.slot or length >= sequence.limit or sequence.table != step.rope_length:
+                continue  # without a slot it has been preempted meanwhile
+            pending, budget = length - sequence.num_cached, self.max_num_tokens - step.num_tokens
+            if pending == 1 and length <= sequence.room and budget > 0:
+                step.chunks.append(sequence.single)  # nearly always, so this has to be quick
+                step.num_tokens += 1
+            elif budget > 0:
+                self._advance(sequence, step, pending, running[place:])
         self._admit(step)
         return step
 
-    def _advance(self, sequence: Request, step: Step, pending: int, decoding: int) -> None:
-        """Put the next chunk of a running sequence into the step, if the step and the cache have room.
+    def _advance(self, sequence: Request, step: Step, pending: int, later: Sequence[Request]) -> None:
+        """Put the next chunk of a running sequence into the step, which has room for one token, if the cache has.
 
-        A prompt leaves room for the `decoding` sequences after it, unless the least it can take has none then.
+        A prompt leaves room for those `later` sequences that decode, unless the least it can take has none then.
         """
-        if sequence.table != step.rope_length or sequence.num_cached + pending >= sequence.limit:
-            return
-        budget = self.max_num_tokens - step.num_tokens
-        if pending == 1:  # nearly always, so this has to be quick
-            length = min(budget, 1)
-        else:
+        length = 1
+        if pending > 1:
+            budget, decoding = self.max_num_tokens - step.num_tokens, sum(each.num_pending == 1 for each in later)
             length = self._fitting(sequence, budget - decoding) or self._fitting(sequence, budget)
         if length and (sequence.num_cached + length <= sequence.room or self._reserve(sequence, length)):
-            step.add(Chunk(sequence, length), pending)
+            step.add(sequence, length, pending)
 
     def _fitting(self, sequence: Request, budget: int) -> int:
         """Return how many tokens a sequence may have in a step that has room for `budget`."""
@@ -185,10 +202,11 @@ class Scheduler:
                 return
             self.waiting.pop(0)
             self.memory.admit(sequence, border)
+            self._last = Step()
             insort(self.running, sequence, key=_in_order)
             length = self._fitting(sequence, self.max_num_tokens - step.num_tokens)
             if length and self.memory.reserve(sequence, length):  # else it goes on with the next step
-                step.add(Chunk(sequence, length), sequence.num_pending)
+                step.add(sequence, length, sequence.num_pending)
                 coming.update(self.memory.completes(step.chunks[-1]))
 
     def _border(self) -> int | None:

@@ -83,7 +83,13 @@ def _for_each_row(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
 
 
 def _in_form_of(parameter: inspect.Parameter, value: Any) -> Any:
-    """Return cos and sin as one complex tensor where the generated block's parameter is declared as one tensor."""
+    """Return an argument as the generated block's parameter is declared.
+
+    That may be one complex tensor for cos and sin, or one number for a vector that has it for each text.
+    """
+    if parameter.annotation in (int, "int") and isinstance(value, torch.Tensor):
+        (number,) = set(value.flatten().tolist())
+        return int(number)
     pair = isinstance(value, tuple) and [type(item) for item in value] == [torch.Tensor, torch.Tensor]
     return complex_freqs(*value) if pair and parameter.annotation in (torch.Tensor, "torch.Tensor") else value
 

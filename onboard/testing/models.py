@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 
 from onboard.analysis.tiny import is_table
+from onboard.errors import OnboardError
 from onboard.graph.expert_weights import separate_experts
 from onboard.modeling import load_model_file, registered_model
+
+_MADE_FROM = re.compile(r"from transformers (\S+),$", re.MULTILINE)
+"""Where a generated file says which version it comes from."""
 
 
 def hf_causal_lm(model_class: Any, config: Any, seed: int, device: str = "cpu", dtype: str = "float32") -> nn.Module:
@@ -23,11 +31,32 @@ def hf_causal_lm(model_class: Any, config: Any, seed: int, device: str = "cpu", 
 
 
 def generated_causal_lm(model_file: Path, config: Any, device: str = "cpu", dtype: str = "float32") -> nn.Module:
-    """Return the model of a generated model file for `config`; its parameters have `dtype`."""
+    """Return the model of a generated model file for `config`; its parameters have `dtype`.
+
+    Raises:
+        OnboardError: the file reads a field that this version of transformers does not know, so does not heed.
+    """
+    _check_fields(model_file, config)
     load_model_file(model_file)
     with _default_dtype(getattr(torch, dtype)):  # not .to(dtype): that would round the float32 tables of RoPE too
         model = registered_model(type(config).__name__)(config)
     return model.to(device).eval()
+
+
+def _check_fields(model_file: Path, config: Any) -> None:
+    """Refuse a config with fields that the file reads and that this transformers, another than the file's, ignores."""
+    text, cls = model_file.read_text(encoding="utf-8"), type(config)
+    made_from = _MADE_FROM.search(text)
+    if made_from is None or made_from[1] == transformers.__version__ or not dataclasses.is_dataclass(cls):
+        return
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)]
+    read = {node.attr for node in nodes if ast.unparse(node.value) in ("config", "self.config")}
+    if unknown := sorted(field for field in read & vars(config).keys() if not hasattr(cls(), field)):
+        raise OnboardError(
+            f"{model_file.name} reads {cls.__name__}.{', '.join(unknown)}, of which transformers"
+            f" {transformers.__version__} knows nothing",
+            hint=f"Use transformers {made_from[1]}, from which the file was generated",
+        )
 
 
 @contextlib.contextmanager

@@ -170,6 +170,7 @@ def soak_figures(engine: Engine, report: SoakReport) -> str:
         "generated tokens": report.tokens,
         "steps": f"{report.steps} in {report.seconds:.0f} s",
         "steps that replayed a CUDA graph": stats.graph_replays,
+        "steps started before the tokens of the one before were known": stats.steps_ahead,
         "preemptions": stats.preemptions,
         "prefix hits": f"{stats.prefix_hits}, {stats.reused_tokens} tokens not computed",
         "state snapshots": stats.state_snapshots,

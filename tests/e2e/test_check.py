@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from warm import Warm
 
 from onboard.content import CONTENT_ROOT
 from onboard.workflow.zoo import ZOO, load_zoo
@@ -15,9 +17,12 @@ from onboard.workflow.zoo import ZOO, load_zoo
 SAMPLE = ("gemma2", "qwen3_moe", "deepseek_v3", "mamba")
 
 
-def check(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "onboard", "check", *words, "--root", str(root)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+Check = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def check(warm: Warm) -> Check:
+    return lambda root, *words: warm("onboard", "check", *words, "--root", root)
 
 
 @pytest.fixture
@@ -29,7 +34,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_committed_files_of_a_sample_are_as_generated() -> None:
+def test_the_committed_files_of_a_sample_are_as_generated(check: Check) -> None:
     done = check(CONTENT_ROOT, *SAMPLE)
     assert done.returncode == 0, done.stdout
     assert done.stdout == ""
@@ -50,7 +55,7 @@ def test_every_family_is_committed_in_full() -> None:
 
 
 @pytest.mark.slow
-def test_drift_is_shown_and_mended(checkout: Path) -> None:
+def test_drift_is_shown_and_mended(check: Check, checkout: Path) -> None:
     path = checkout / "models" / "modeling_gpt2.py"
     path.write_text(path.read_text().replace("config.layer_norm_epsilon", "1e-3"))
     (checkout / "registry" / "configs" / "gpt2.yaml").unlink()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ import torch
 from checkpoints import save_tokenizer
 from families import FAMILIES, VARIANTS, config_dict
 from transformers import AutoConfig, AutoModelForCausalLM
+from warm import Warm
 
 from onboard import LLM, SamplingParams
 from onboard.analysis.tiny import build_tiny
@@ -24,13 +22,13 @@ NEW_TOKENS = 32
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_onboarded_with_one_command_and_equal_to_transformers(family: str, tmp_path: Path) -> None:
+def test_onboarded_with_one_command_and_equal_to_transformers(family: str, warm: Warm, tmp_path: Path) -> None:
     variants = list(VARIANTS[family])
     root = tmp_path / "root"
     for variant in variants:
         checkpoint = _save_checkpoint(family, variant, tmp_path / f"{family}-{variant}")
         if variant == variants[0]:
-            _onboard(checkpoint, root)
+            _onboard(warm, checkpoint, root)
         _assert_equal(checkpoint, root, label=f"{family}/{variant}")
 
 
@@ -42,10 +40,8 @@ def _save_checkpoint(family: str, variant: str, folder: Path) -> Path:
     return folder
 
 
-def _onboard(checkpoint: Path, root: Path) -> None:
-    command = [sys.executable, "-m", "onboard", str(checkpoint), "--root", str(root), "--device", "cpu", "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+def _onboard(warm: Warm, checkpoint: Path, root: Path) -> None:
+    done = warm("onboard", checkpoint, "--root", root, "--device", "cpu", "--json")
     assert done.returncode == 0, done.stderr[-2000:]
     document = json.loads(done.stdout)
     assert document["status"] == "done"

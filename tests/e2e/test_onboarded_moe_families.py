@@ -9,6 +9,7 @@ from checkpoints import save_tokenizer
 from moe_families import config_dict
 from test_onboarded_families import _assert_equal, _onboard
 from transformers import AutoConfig
+from warm import Warm
 
 from onboard.analysis.tiny import build_tiny
 from onboard.graph.checkpoint import Checkpoint
@@ -22,12 +23,12 @@ from onboard.graph.checkpoint import Checkpoint
     ],
 )
 def test_onboarded_with_one_command_and_equal_to_transformers(
-    family: str, variant: str, weight: str, tmp_path: Path
+    family: str, variant: str, weight: str, warm: Warm, tmp_path: Path
 ) -> None:
     fields = config_dict(family, variant)
     checkpoint = tmp_path / family
     build_tiny(AutoConfig.for_model(fields.pop("model_type"), **fields)).save_pretrained(checkpoint)
     save_tokenizer(checkpoint)
     assert weight in Checkpoint(checkpoint).names()
-    _onboard(checkpoint, tmp_path / "root")
+    _onboard(warm, checkpoint, tmp_path / "root")
     _assert_equal(checkpoint, tmp_path / "root", label=f"{family}/{variant}")

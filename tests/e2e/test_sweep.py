@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm import Warm
 
 from onboard.content import CONTENT_ROOT
 from onboard.workflow.sweep.record import LEVELS, TESTED, TargetRecord, judge
@@ -114,7 +115,6 @@ def broken(spec):
 
 model_file.generate_model_file = broken
 prove.prove = lambda text, spec, export=True: [prove.BlockProof("", "", 0.0)]
-worker._import_all()
 print(worker.do(Job.model_validate_json({job!r})).model_dump_json())
 """
 
@@ -127,11 +127,14 @@ print(worker.do(Job.model_validate_json({job!r})).model_dump_json())
         pytest.param("residual + hidden_states", "hidden_states", id="a residual lost"),
     ],
 )
-def test_a_tool_that_generates_a_wrong_model_gets_no_pass(old: str, new: str, tmp_path: Path) -> None:
+def test_a_tool_that_generates_a_wrong_model_gets_no_pass(
+    old: str, new: str, warm: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = {"model_type": "llama", "rms_norm_eps": 1e-2}
     job = {"target": {"name": "llama", "config": config}, "folder": str(tmp_path / "llama")}
-    script = BROKEN_TOOL.format(old=old, new=new, job=json.dumps(job))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    (tmp_path / "broken_tool.py").write_text(BROKEN_TOOL.format(old=old, new=new, job=json.dumps(job)))
+    monkeypatch.chdir(tmp_path)
+    done = warm("broken_tool")
     assert done.returncode == 0, done.stderr
     entry = judge(TargetRecord.model_validate_json(done.stdout.splitlines()[-1]), "test")
     assert entry.status == "fail", entry
@@ -153,8 +156,10 @@ def test_a_tool_that_generates_a_wrong_model_gets_no_pass(old: str, new: str, tm
         (["llama", "--executor", "ray", "--address", "127.0.0.1:1"], "there is no Ray cluster at 127.0.0.1:1"),
     ],
 )
-def test_a_wrong_request_is_one_line_and_changes_nothing(words: list[str], text: str, tmp_path: Path) -> None:
-    done = sweep(tmp_path, *words)
+def test_a_wrong_request_is_one_line_and_changes_nothing(
+    words: list[str], text: str, warm: Warm, tmp_path: Path
+) -> None:
+    done = warm(*SWEEP[2:], "--root", tmp_path, *words)
     assert done.returncode == 2
     assert text in done.stderr
     assert len(done.stderr.splitlines()) == 1

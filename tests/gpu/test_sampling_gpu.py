@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from apart import run_apart
 
 from onboard import SamplingParams
 from onboard.ops.sampling import choose_tokens
@@ -22,11 +20,7 @@ UNIT = Path(__file__).resolve().parents[1] / "unit" / "ops"
 
 
 def test_kernels_are_right_on_the_device() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_sampling.py"]
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(command, cwd=UNIT, env=environment, capture_output=True, text=True, check=False)
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0
+    run_apart(UNIT, "interpreted_sampling.py", interpreted=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -41,10 +35,13 @@ def test_rows_of_real_size(dtype: torch.dtype) -> None:
     uniform = torch.rand(rows, dtype=torch.float64, device="cuda")
     expected = choose_tokens(logits, *columns, uniform)
     latest = torch.zeros(rows, dtype=torch.int64, device="cuda")
-    tokens = choose_and_keep(logits, *columns, uniform, latest, torch.arange(rows, device="cuda"))
+    landed = torch.zeros(rows, 2, dtype=torch.int64, pin_memory=True)
+    lengths = torch.arange(rows, dtype=torch.int32, device="cuda")
+    tokens = choose_and_keep(logits, *columns, uniform, latest, landed, lengths.long(), lengths)
     assert (tokens == expected).float().mean() > 0.9
     assert torch.equal(tokens[3::4], expected[3::4])
     assert torch.equal(tokens, latest)
+    assert torch.equal(tokens.cpu(), landed.gather(1, lengths.cpu().long()[:, None] % 2)[:, 0])
 
 
 def test_overlapped_steps_give_the_tokens_of_the_others(tmp_path: Path) -> None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import fx
 
-from onboard.graph.backends import kernel_obstacle
 from onboard.graph.cache import CacheResource, StateResource
-from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
-from onboard.graph.fx import arguments
+from onboard.graph.descriptor import StateDescriptor, tensor_argument
 from onboard.graph.insert_cached import InsertCached
-from onboard.graph.sequence import STATE_METADATA_NAMES
 from onboard.graph.transform import register_transform
 from onboard.ops.ssm import wide_dtype
 
 
-class DeltaRuleDescriptor(CachedOpDescriptor):
+class DeltaRuleDescriptor(StateDescriptor):
     """Linear attention with correction."""
 
     source = torch.ops.onboard.torch_delta_rule
@@ -27,22 +24,12 @@ class DeltaRuleDescriptor(CachedOpDescriptor):
         "triton": "triton_cached_delta_rule",
     }
     num_tensors = 4
-    metadata = STATE_METADATA_NAMES
-
-    def kernel_obstacle(self, node: fx.Node) -> str:
-        """Kernels know three dtypes."""
-        return kernel_obstacle(tensor_argument(node, 0).meta["val"].dtype)
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return one cache of states, in the recurrence's own dtype."""
         key, value = (tensor_argument(node, index).meta["val"] for index in (1, 2))
         shape = (int(value.shape[2]), int(key.shape[3]), int(value.shape[3]))
         return {"delta_cache": StateResource(shape, wide_dtype(value))}
-
-    def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return scale and use_qk_l2norm_in_kernel."""
-        found = arguments(node)
-        return found["scale"], found["use_qk_l2norm_in_kernel"]
 
 
 @register_transform("insert_cached_delta_rule")

@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from onboard.graph.backends import kernel_obstacle
 from onboard.graph.cache import CacheResource, StateResource
 from onboard.graph.descriptor import StateDescriptor, tensor_argument
 from onboard.graph.insert_cached import InsertCached
@@ -25,10 +24,6 @@ class SelectiveScanDescriptor(StateDescriptor):
         "triton": "triton_cached_selective_scan",
     }
     num_tensors = 8
-
-    def kernel_obstacle(self, node: fx.Node) -> str:
-        """Kernels know three dtypes."""
-        return kernel_obstacle(tensor_argument(node, 0).meta["val"].dtype)
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return one cache of states, in the recurrence's own dtype."""

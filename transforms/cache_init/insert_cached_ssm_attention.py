@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import fx, nn
 
-from onboard.graph.backends import kernel_obstacle
 from onboard.graph.cache import CacheResource, StateResource
 from onboard.graph.context import TransformContext
 from onboard.graph.descriptor import StateDescriptor, tensor_argument
@@ -23,10 +22,6 @@ class SSMDescriptor(StateDescriptor):
     source = torch.ops.onboard.torch_ssm
     cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_ssm", "triton": "triton_cached_ssm"}
     num_tensors = 7
-
-    def kernel_obstacle(self, node: fx.Node) -> str:
-        """Kernels know three dtypes."""
-        return kernel_obstacle(tensor_argument(node, 0).meta["val"].dtype)
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return one cache of states, in the recurrence's own dtype."""

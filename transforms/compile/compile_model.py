@@ -13,10 +13,9 @@ from onboard.errors import UsageError
 from onboard.graph.capture import capture_sizes
 from onboard.graph.context import TransformContext
 from onboard.graph.cuda_graph import CapturedDecode
-from onboard.graph.fx import graph_modules, nodes_of
+from onboard.graph.fx import graph_modules, input_names, nodes_of
 from onboard.graph.pieces import CannotSplitError
 from onboard.graph.piecewise import PiecewiseGraph, token_buckets
-from onboard.graph.sequence import input_names
 from onboard.graph.streams import in_one_stream
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
@@ -113,7 +112,7 @@ class CompileModel(BaseTransform[CompileModelConfig]):
         sizes = capture_sizes(wanted, context.runtime.max_batch_size)
         if larger := sorted(set(wanted or ()) - set(sizes)):
             context.facts.append(f"{self.key}: no CUDA graphs for {larger}, larger than max_batch_size")
-        captured = CapturedDecode(gm, padding=settings.enable_padding)
+        captured = CapturedDecode(gm)
         captured.capture(context.cache, sizes)
         if settings.enable_padding:
             context.cache.info.decode_sizes = sizes

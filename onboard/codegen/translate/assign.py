@@ -30,6 +30,7 @@ from onboard.codegen.translate.values import (
     Value,
     attribute,
     is_static,
+    joined_ways,
     name,
     residual,
     same,
@@ -199,7 +200,8 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
         return
     if frame.kind != "init":
         if isinstance(value, Code) and ast.unparse(value.expr).split(".to(")[0] == f"self.{attr}":
-            return  # moved to where the tensors are
+            _move(attr, value.expr, frame)
+            return
         if same(value, NONE) and frame.cls is not None and same(frame.cls.attributes.get(attr, Self()), NONE):
             return  # what one call would keep for the next
         raise Grows(f"forward assigns self.{attr}")
@@ -209,6 +211,13 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
     target = ast.Attribute(path.value, attr, ast.Store())
     frame.emit(ast.Assign([target], residual(value)), origin)
     frame.env.values[f"self.{attr}"] = _at(value, path)
+
+
+def _move(attr: str, expr: ast.expr, frame: Frame) -> None:
+    """Have what reads `self.attr` from here on read it in another dtype; it lies where the other tensors are."""
+    match expr:
+        case ast.Call(func=function, keywords=keywords) if dtype := [item for item in keywords if item.arg == "dtype"]:
+            frame.env.values[f"self.{attr}"] = Code(ast.Call(function, [], dtype))
 
 
 def _at(value: Value, path: ast.expr) -> Value:
@@ -243,6 +252,9 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
         owner = frame.env.values[target.value.id]
     index = code(target.slice, frame) if not isinstance(target.slice, ast.Slice) else target.slice
     frame.emit(ast.Assign([ast.Subscript(residual(owner), index, ast.Store())], residual(value)), origin)
+    if isinstance(owner, ModuleList) and isinstance(value, Instance):
+        place = ast.unparse(target.value)
+        frame.env.values[place] = replace(owner, made=joined_ways(owner.made, value.made))
     if isinstance(owner, Code) and isinstance(target.value, ast.Name) and (form := _form(value)) is not None:
         frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {form}")
 

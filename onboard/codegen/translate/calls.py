@@ -28,6 +28,7 @@ from onboard.codegen.translate import (
 )
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.builtin_calls import BUILTINS
+from onboard.codegen.translate.forms import ONES
 from onboard.codegen.translate.tensor_methods import tensor_method
 from onboard.codegen.translate.values import (
     NONE,
@@ -61,7 +62,7 @@ from onboard.codegen.translate.values import (
 if TYPE_CHECKING:
     from onboard.codegen.translate.frame import Frame
 
-_OF_MASKS = {"to", "bool", "type", "contiguous"}
+_OF_MASKS = {"to", "bool", "type", "contiguous", "view", "expand_as", "unsqueeze"}
 _DROPOUTS = (nn.functional.dropout, torch.dropout)
 _IDENTITIES = (nn.Dropout, nn.Identity)
 
@@ -146,6 +147,8 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return frame.translator.call_super(attr, args, frame)
         case Mapping():
             return _mapping_method(owner, attr, args, frame)
+        case ModuleList() if attr == "keys":
+            return Code(plain_call(attribute(owner.expr, attr), args).expr, static=True)
         case Mask() if attr == "get":
             return owner  # one of a dict of masks
         case Code():
@@ -156,7 +159,7 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return AttentionInterface()
         case Config() if attr == "get_text_config":
             return composite.text_config(owner)
-        case Mask() if attr in _OF_MASKS:
+        case Mask() | causal.Ones() if attr in _OF_MASKS:
             return owner
         case Global(obj=type() as cls) if attr == "apply" and issubclass(cls, torch.autograd.Function):
             return frame.translator.call_autograd(cls, args, frame)
@@ -241,6 +244,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
     static = args.static() and not _is_torch(obj)
     if obj is torch.zeros and not static:
         return replace(plain_call(expr, args), form=ZEROS)
+    if obj is torch.ones and not static and len(args.positional) == 1 and type(args.positional[0]) is Code:
+        return replace(plain_call(expr, args), form=ONES)
     if not static and (attended := _of_scores(obj, args, _unmasked_call(expr, args))) is not None:
         return attended
     return plain_call(expr, args, static)
@@ -275,6 +280,8 @@ def _is_torch(obj: Any) -> bool:
 def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if cls is nn.ModuleList:
         return _module_list(expr, args)
+    if cls is nn.ModuleDict and all(same(item, Mapping({})) for item in args.positional):
+        return ModuleList((), ast.Call(expr, [], []))
     if frame.translator.translates(cls):
         return frame.translator.construct(cls, args)
     if cls in canonical.NORMS and args.positional and not isinstance(args.positional[0], Items):

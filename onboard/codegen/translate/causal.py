@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +14,7 @@ from onboard.codegen.translate.values import (
     NONE,
     Code,
     Global,
+    Items,
     Known,
     Mapping,
     Mask,
@@ -29,14 +32,36 @@ if TYPE_CHECKING:
     from onboard.codegen.translate.frame import Frame
 
 
+@dataclass(frozen=True, eq=False)
+class Seen(Mask):
+    """A causal mask of truth values: true of the keys that a query sees."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ones(Value):
+    """A mask of the padding where there is none."""
+
+
+def made(kinds: Sequence[str]) -> Value:
+    """Return what a function returns that makes masks of these kinds, as `analysis.masks` names them."""
+    values: dict[str, Value] = {"added": Mask(), "seen": Seen(), "ones": Ones()}
+    return values[kinds[0]] if len(kinds) == 1 else Items(tuple(values[kind] for kind in kinds))
+
+
+def leaves(op: ast.operator, right: Value) -> bool:
+    """Whether `x op right` is x."""
+    return isinstance(op, ast.Mult) and isinstance(right, Ones)
+
+
 def mask_attribute(attr: str) -> Value | None:
     """Return an attribute of an attention mask that is known without one: transformers' eager masks are added."""
     return Global(torch.float32, attribute(name("torch"), "float32")) if attr == "dtype" else None
 
 
-def hidden(op: ast.cmpop, mask: Value, other: Value) -> bool:
-    """Whether `mask != 0` is asked for, which is true of the keys that are hidden."""
-    return type(mask) is Mask and isinstance(op, ast.NotEq) and same(other, Known(0))
+def hidden(op: ast.cmpop, mask: Value, other: Value) -> Mask | None:
+    """Return the mask that is true of the keys that are hidden where `mask op other` is that."""
+    asked = (Mask, ast.NotEq) if type(mask) is Mask else (Seen, ast.Eq)
+    return Mask() if (type(mask), type(op)) == asked and same(other, Known(0)) else None
 
 
 def filled(owner: Code, value: ast.expr) -> Code:

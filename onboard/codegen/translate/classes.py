@@ -56,7 +56,6 @@ from onboard.codegen.translate.values import (
     Instance,
     Made,
     Mapping,
-    Mask,
     Method,
     Result,
     Self,
@@ -112,8 +111,8 @@ class Translator:
         """Class name -> the canonical op that its modules, which have no weights, are."""
         self.loops: dict[str, list[dict[str, Any]]] = {}
         """Class name -> the loops in its methods that are canonical ops."""
-        self.mask_makers: set[str] = set()
-        """Functions and methods that make the causal mask."""
+        self.mask_makers: dict[str, Value] = {}
+        """Functions and methods that make the causal mask, and what they return."""
         self.alibi = alibi
         self.specialised = False
         """Branches on the config are decided, and guarded, as this config has them."""
@@ -146,7 +145,7 @@ class Translator:
         try:
             return self._fixed_point()
         except Untranslatable:
-            self.facts = {}
+            self.facts, self.shared = {}, {}
             self.writes_positions = self.pairs_positions
             self.specialised = not self.writes_positions
         try:
@@ -154,7 +153,7 @@ class Translator:
         except Untranslatable:
             if self.specialised:
                 raise
-            self.facts = {}
+            self.facts, self.shared = {}, {}
             self.specialised = True
         return self._fixed_point()
 
@@ -268,7 +267,7 @@ class Translator:
 
     def _share_parameters(self, states: list[ClassState], attr: str, routines: list[Routine], args: Args) -> None:
         """What one class of a module that may be of several needs of a call, the others take, too, where they can."""
-        given = [set(bind(routine.node, args, method=True)[0]) for routine in routines]
+        given = [set(all_bound(routine.node, args)) for routine in routines]
         needed = {key for routine, own in zip(routines, given, strict=True) for key in routine.parameters if key in own}
         if not all(own.issuperset(needed) for own in given):
             return
@@ -304,7 +303,7 @@ class Translator:
         if not isinstance(value, Method):
             return call_value(value, args, frame)
         if attr in self.mask_makers:
-            return Mask()
+            return self.mask_makers[attr]
         if attr == "register_buffer" and frame.kind == "init":
             return supers.register_buffer(args, frame)
         if (names := latent.names_of(frame)) is not None and names["expand"] == attr:
@@ -317,8 +316,7 @@ class Translator:
         if found[0].__module__.startswith("torch."):
             return plain_call(attribute(name("self"), attr), args)
         if frame.kind == "init" and sets_attributes(found[1]):
-            execute_inside(self, *found, args, frame)
-            return NONE
+            return execute_inside(self, *found, args, frame)
         routine = self._method(state, attr, args)
         if not routine.body:
             del state.methods[attr]  # nothing is left to call
@@ -339,7 +337,7 @@ class Translator:
     def call_function(self, function: Any, args: Args, frame: Frame) -> Value:
         """Return a helper's result: inline when it comes down to an expression, else as a call of its translation."""
         if function.__name__ in self.mask_makers:
-            return Mask()
+            return self.mask_makers[function.__name__]
         source = module_source(function.__module__)
         node = source.functions.get(function.__name__)
         if node is None:

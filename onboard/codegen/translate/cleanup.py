@@ -9,6 +9,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 
+from onboard.codegen.translate import casts
+
 _ITEMS = "[...]"
 """What marks a variable whose items are read by others, whatever becomes of the variable."""
 
@@ -20,7 +22,7 @@ def clean(body: Sequence[ast.stmt], live_out: frozenset[str] = frozenset()) -> l
     for _ in range(100):
         before = _dump(statements)
         statements, _live = _remove_dead(statements, outside)
-        statements = _join_copies(statements, live_out)
+        statements = casts.without_unseen(_join_copies(statements, live_out), live_out)
         if _dump(statements) == before:
             return statements
     raise AssertionError("cleaning does not end")

@@ -222,19 +222,20 @@ def _method_text(key: str, routine: Routine, translator: Translator, state: Clas
         return _top_forward(routine)
     static = any(ast.unparse(item) == "staticmethod" for item in routine.node.decorator_list)
     types = {item: _tensor_annotation(item, routine, translator, state) for item in routine.parameters}
-    parameters = [f"{item}: {kind}{_or_none(item, routine)}" for item, kind in types.items()]
+    parameters = [f"{item}: {_or_none(item, kind, routine)}" for item, kind in types.items()]
     head = ", ".join(([] if static else ["self"]) + parameters)
     return MethodText(
         key, f"({head}) -> {_return_annotation(routine)}", print_block(routine.body, routine.source), static
     )
 
 
-def _or_none(parameter: str, routine: Routine) -> str:
-    """Return what follows a parameter's type where it may be None; the last ones of these may be left out."""
+def _or_none(parameter: str, kind: str, routine: Routine) -> str:
+    """Return a parameter's type where it may be None, too; the last ones of these may be left out."""
     if parameter not in routine.optional:
-        return ""
+        return kind
     after = routine.parameters[routine.parameters.index(parameter) :]
-    return " | None = None" if routine.optional.issuperset(after) else " | None"
+    default = " = None" if routine.optional.issuperset(after) else ""
+    return f"{kind.removesuffix(' | None')} | None{default}"
 
 
 def _top_forward(routine: Routine) -> MethodText:

@@ -14,6 +14,7 @@ from torch import nn
 from onboard.codegen.translate import biases, calls, causal, indexer, objects, scores
 from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
 from onboard.codegen.translate.decisions import absent_here, decided_here
+from onboard.codegen.translate.forms import ONES, UNIFORM
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.items import item_of, slice_code
 from onboard.codegen.translate.module_lists import slice_modules
@@ -173,6 +174,10 @@ def _binop(node: ast.BinOp, frame: Frame) -> Value:
 
 def binary(op: ast.operator, left: Value, right: Value) -> Value:
     """Return `left op right`."""
+    if causal.leaves(op, right):
+        return left
+    if isinstance(op, ast.Mult) and isinstance(right, Code) and right.form == ONES and is_static(left):
+        return Code(residual(left), static=True, form=UNIFORM)
     if (attended := _scores(op, left, right)) is not None:
         return attended
     if (bias := biases.combined(op, left, right)) is not None:
@@ -257,8 +262,8 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
     op, right = node.ops[0], _constants(evaluate(node.comparators[0], frame))
     if isinstance(left, Known) and isinstance(right, Known):
         return Known(_COMPARE[type(op)](left.value, right.value))
-    if causal.hidden(op, left, right):
-        return left
+    if (hidden := causal.hidden(op, left, right)) is not None:
+        return hidden
     if isinstance(op, ast.Eq) and isinstance(left, Global) and isinstance(right, Global):
         return Known(left.obj == right.obj)
     if isinstance(op, ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
@@ -274,7 +279,8 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
         case ast.In() | ast.NotIn(), Known(value=str() as key), Mapping(items=entries):
             return Known((key in entries) is isinstance(op, ast.In))
     static = is_static(right) and (is_static(left) or isinstance(left, Instance))
-    return Code(ast.Compare(residual(left), [op], [residual(right)]), static)
+    uniform = isinstance(left, Code) and left.form == UNIFORM and static
+    return Code(ast.Compare(residual(left), [op], [residual(right)]), static, form=UNIFORM if uniform else None)
 
 
 def _constants(value: Value) -> Value:

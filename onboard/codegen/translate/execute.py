@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onboard.codegen.translate import lists, loops, selection
+from onboard.codegen.translate import causal, lists, loops, selection, uniform
 from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.comprehensions import bind_target, iteration
 from onboard.codegen.translate.decisions import decided_here
@@ -15,7 +15,7 @@ from onboard.codegen.translate.env import Env
 from onboard.codegen.translate.evaluate import binary, condition, evaluate, settle, truth
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.narrow import narrowed, numbered
-from onboard.codegen.translate.scores import without_weights
+from onboard.codegen.translate.scores import Scores, without_weights
 from onboard.codegen.translate.skips import without_continue
 from onboard.codegen.translate.values import (
     NONE,
@@ -45,13 +45,15 @@ GOES_ON, RETURNS, RAISES = "goes on", "returns", "raises"
 
 def execute(statements: Sequence[ast.stmt], frame: Frame) -> str:
     """Execute statements; return how they end (`GOES_ON`, `RETURNS`, `RAISES`)."""
-    for statement in statements:
+    for index, statement in enumerate(statements):
         handler = _STATEMENTS.get(type(statement))
         if handler is None:
             raise Untranslatable(f"{type(statement).__name__} at {frame.source.location(statement)}")
         ending = handler(statement, frame)
         if ending is not None:
             return str(ending)
+        if (chosen := uniform.chosen(statement, statements[index + 1 :], frame)) is not None:
+            return execute([chosen], frame)
     return GOES_ON
 
 
@@ -75,6 +77,8 @@ def _aug_assign(node: ast.AugAssign, frame: Frame) -> None:
     """A tensor is changed in place, as other names for it see; everything else is computed anew."""
     old = evaluate(ast.copy_location(_as_load(node.target), node), frame)
     operand = settle(evaluate(node.value, frame), frame)
+    if causal.leaves(node.op, operand):
+        return
     if isinstance(node.target, ast.Name) and type(old) is Code and not old.static and not old.transposed:
         frame.emit(ast.AugAssign(name(node.target.id, store=True), node.op, residual(operand)), node)
         return
@@ -90,6 +94,11 @@ def _expr(node: ast.Expr, frame: Frame) -> None:
     if isinstance(node.value, ast.Constant) or lists.append(node.value, frame):
         return
     value = evaluate(node.value, frame)
+    match node.value:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=variable))) if isinstance(value, Scores):
+            if _in_place(node.value):
+                frame.env.values[variable] = value
+            return
     if isinstance(value, Code) and isinstance(value.expr, ast.Call) and _in_place(value.expr):
         frame.emit(ast.Expr(value.expr), node)
 
@@ -270,9 +279,14 @@ def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
             return Mapping(merged)
     if all(isinstance(value, Mask) for value in values):
         return PaddingMask()
+    modules = [value for value in values if isinstance(value, Instance)]
+    if len(modules) == len(values) and not key.startswith("self."):
+        for module, (_, statements) in zip(modules, sides, strict=True):
+            statements.append(ast.Assign([name(key, store=True)], module.expr))
+        made = tuple(way for module in modules for way in module.made)
+        return Instance(made, name(key), any(module.optional for module in modules))
     if key.startswith("self."):
         path = attribute(name("self"), key.removeprefix("self."))
-        modules = [value for value in values if isinstance(value, Instance)]
         nothing = [value for value in values if isinstance(value, Known) and value.value is None]
         if modules and len(modules) + len(nothing) == len(values):
             optional = bool(nothing) or any(module.optional for module in modules)
@@ -303,6 +317,7 @@ def _for(node: ast.For, frame: Frame) -> str | None:
     statements = without_continue(node.body)
     for variable in sorted(_assigned(statements) & frame.env.values.keys()):
         frame.protect(variable, node)
+    known_before = _taken_for_granted(frame)
     for _ in range(20):
         start = frame.env
         env = Env({key: _own_copy(value) for key, value in start.values.items()})
@@ -321,6 +336,7 @@ def _for(node: ast.For, frame: Frame) -> str | None:
             if frame.loops and lists.is_from(appended, frame.loops[-1], start):
                 raise
             lists.exist(appended, frame, node)
+            _forget(known_before, frame)
             continue
         except Widened as widened:
             changed, known = [widened.variable], {}
@@ -333,6 +349,17 @@ def _for(node: ast.For, frame: Frame) -> str | None:
         for key in changed if not known else []:
             _widen(key, frame, node)
     raise Untranslatable(f"a loop without a fixed point at {frame.source.location(node)}")
+
+
+def _taken_for_granted(frame: Frame) -> tuple[list[ast.expr], int]:
+    """Return the guards of the class whose code is evaluated, and how many of its methods are translated."""
+    return ([], 0) if frame.cls is None else (list(frame.cls.guards), len(frame.cls.methods))
+
+
+def _forget(before: tuple[list[ast.expr], int], frame: Frame) -> None:
+    """Drop guards since `before`, of branches decided while a list was taken for empty; methods keep what they need."""
+    if frame.cls is not None and len(frame.cls.methods) == before[1]:
+        frame.cls.guards[:] = before[0]
 
 
 def _assigned(body: list[ast.stmt]) -> set[str]:

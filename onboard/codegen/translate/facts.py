@@ -126,10 +126,11 @@ def as_parameters(facts: dict[str, Value]) -> dict[str, Value]:
 
 
 def sets_attributes(node: ast.FunctionDef) -> bool:
-    """Whether a method works on `self` and returns nothing."""
-    inside = list(ast.walk(node))
-    stores = [item for item in inside if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Store)]
-    return bool(stores) and not any(isinstance(item, ast.Return) and item.value is not None for item in inside)
+    """Whether a method works on `self` and returns nothing before its end."""
+    inside = [item for statement in node.body[:-1] for item in ast.walk(statement)]
+    last = [] if isinstance(node.body[-1], ast.Return) else list(ast.walk(node.body[-1]))
+    stores = [item for item in inside + last if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Store)]
+    return bool(stores) and not any(isinstance(item, ast.Return) and item.value is not None for item in inside + last)
 
 
 def all_bound(node: ast.FunctionDef, args: Args) -> dict[str, Value]:

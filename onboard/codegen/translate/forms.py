@@ -32,5 +32,11 @@ CHANNELS = "channels"
 KEYS = "keys"
 """Form of consecutive numbers that count keys, in a model whose attention has a bias that is linear in them (ALiBi)."""
 
+ONES = "ones"
+"""Form of a vector that was made of ones, one for each text."""
+
+UNIFORM = "uniform"
+"""Form of a number, known before any text is, that stands for a vector which has it for each text."""
+
 ZEROS = "zeros"
 """Form of a tensor that was made of zeros."""

@@ -138,7 +138,7 @@ def _turned(key: Code) -> Code:
     match key.expr:
         case ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[first, second]):
             if {ast.unparse(first), ast.unparse(second)} in ({"-1", "-2"}, {"2", "3"}) and not key.transposed:
-                return _lifted(inner)
+                return replace(_lifted(inner), form=key.form)
     return Code(call(attribute(residual(key), "transpose"), ast.Constant(-1), ast.Constant(-2)))
 
 
@@ -221,7 +221,7 @@ def method(scores: Scores, attr: str, args: Args, expr: ast.expr) -> Value | Non
         return replace(scores, expr=plain)
     if attr == "softmax":
         return softmax(scores)
-    if attr == "masked_fill" and isinstance(args.positional[0], Mask):
+    if attr in ("masked_fill", "masked_fill_") and isinstance(args.positional[0], Mask):
         return replace(scores, masked=True, causal=True)
     if attr == "size" and not scores.normed and (size := _size(scores, args)) is not None:
         return size

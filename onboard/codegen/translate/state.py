@@ -64,9 +64,12 @@ class Routine:
         order = [item.arg for item in (*self.node.args.args, *self.node.args.kwonlyargs)]
         if keys:
             wanted = {*self.parameters, *keys}
-            self.parameters = [key for key in dict.fromkeys((*order, *self.parameters)) if key in wanted]
+            known = dict.fromkeys((*order, *self.parameters, *sorted(keys)))
+            self.parameters = [key for key in known if key in wanted]
         counted = {"position_ids"}  # a call that has none passes those of the caller
         self.optional = {key for key in self.parameters if key in facts and may_be_none(facts[key])} - counted
+        if keys:  # those that other classes' calls have come first
+            self.parameters.sort(key=lambda key: key in self.optional - keys)
 
     def omitting(self, given: Container[str]) -> list[str]:
         """Return the parameters that a call passes: not the last ones that it has nothing for and that may be None."""
@@ -110,7 +113,7 @@ class ClassState:
         path = attribute(owner, attr)
         if not (isinstance(owner, ast.Name) and owner.id == "self"):
             self.read_outside.add(attr)
-        elif frame.kind == "init" and f"self.{attr}" in frame.env.values:
+        elif f"self.{attr}" in frame.env.values:
             return frame.env.values[f"self.{attr}"]
         match value := self.attributes.get(attr):
             case Known() if frame.kind != "init" and (turned := rescaled.switched(self, attr)) is not None:

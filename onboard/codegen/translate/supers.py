@@ -11,6 +11,7 @@ from torch import nn
 from onboard.analysis.source import find_method, module_source
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.env import Env
+from onboard.codegen.translate.evaluate import evaluate
 from onboard.codegen.translate.execute import execute
 from onboard.codegen.translate.facts import bind
 from onboard.codegen.translate.frame import Frame
@@ -61,8 +62,8 @@ def call_super(translator: Translator, attr: str, args: Args, frame: Frame) -> V
     return NONE
 
 
-def execute_inside(translator: Translator, owner: type, node: ast.FunctionDef, args: Args, frame: Frame) -> None:
-    """Write what a method does into the `__init__` that calls it."""
+def execute_inside(translator: Translator, owner: type, node: ast.FunctionDef, args: Args, frame: Frame) -> Value:
+    """Write what a method does into the `__init__` that calls it; return what it returns at its end."""
     bound, rest = bind(node, args, method=True)
     inner = Frame(translator, module_source(owner.__module__), "init", frame.cls, owner, out=frame.out)
     inner.env = Env({key: value for key, value in frame.env.values.items() if key.startswith("self.")})
@@ -70,8 +71,12 @@ def execute_inside(translator: Translator, owner: type, node: ast.FunctionDef, a
     inner.env.values.update(defaults(node, inner) | bound | rest)
     if node.args.kwarg is not None:
         inner.env.values[node.args.kwarg.arg] = Mapping(rest)
-    execute(node.body, inner)
+    last = node.body[-1]
+    returned = last.value if isinstance(last, ast.Return) else None
+    execute(node.body if returned is None else node.body[:-1], inner)
+    value = NONE if returned is None else evaluate(returned, inner)
     frame.env.values.update({key: value for key, value in inner.env.values.items() if key.startswith("self.")})
+    return value
 
 
 def looked_up(called: Code, args: Args) -> Code:

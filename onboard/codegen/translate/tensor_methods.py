@@ -28,6 +28,7 @@ from onboard.codegen.translate.values import (
 )
 
 _POINTWISE = {"to", "float", "type", "type_as", "half", "bfloat16", "sigmoid", "tanh", "abs", "neg", "clamp"}
+_MOVES = {"transpose", "permute", "view", "reshape", "contiguous", "unsqueeze", "expand"}
 _ALONG_LAST = {"chunk", "split", "mean", "sum", "norm", "softmax"}
 
 
@@ -76,11 +77,13 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
         return Code(called.expr, transposed=True)
     if owner.transposed and attr == "view":
         attr = "reshape"  # a transposed tensor has no view of another shape
-    return plain_call(attribute(residual(owner), attr), args, owner.static and args.static())
+    called = plain_call(attribute(residual(owner), attr), args, owner.static and args.static())
+    return replace(called, form=UPCAST) if owner.form == UPCAST and attr in _MOVES else called
 
 
 def _without_masks(args: Args) -> Args:
-    unmasked = [item for item in args.positional if not isinstance(item, Mask)]
+    given = [item for item in args.positional if not isinstance(item, Mask)]
+    unmasked = [replace(item, masked=False) if isinstance(item, scores.Scores) else item for item in given]
     return Args(unmasked, args.keywords, args.stars)
 
 

@@ -6,7 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 
 FUNCTION = "tie_weights"
 """The function of `onboard.modeling` that generated files tie blocks with."""
-_IN_LAYER = re.compile(r"(.+)\.(\d+)\.([^.]+)\.(.+)")
+_IN_LAYER = re.compile(r"(.+?)\.(\d+)\.([^.]+)\.(.+)")
 
 
 @dataclass(frozen=True)
 class SharedBlock:
-    """`<owner>.<layers>[i].<attr>` of every layer that has one is that of the first of them."""
+    """`<owner>.<layers>[i].<attr>` of the layers that have one: the first ones' in turn."""
 
     owner: str
     layers: str
     attr: str
+    field: str | None = None
+    """The field of the config that says how many there are; None: one."""
 
 
 def add_ties(translator: Translator) -> None:
@@ -38,10 +40,15 @@ def add_ties(translator: Translator) -> None:
         init = translator.states[cls].init
         assert init is not None
         assert "config" in init.parameters
+        count = f"config.{block.field}"
+        one = f"    for block in shared[1:]:\n        {FUNCTION}(block, shared[0])"
+        several = (
+            f"    for index, block in enumerate(shared[{count} :]):\n        {FUNCTION}(block, shared[index % {count}])"
+        )
         init.body += ast.parse(
             "if config.tie_word_embeddings:\n"
             f'    shared = [layer.{block.attr} for layer in self.{block.layers} if hasattr(layer, "{block.attr}")]\n'
-            f"    for block in shared[1:]:\n        {FUNCTION}(block, shared[0])"
+            + (one if block.field is None else several)
         ).body
 
 
@@ -49,8 +56,21 @@ def shared_blocks(model: nn.Module) -> list[SharedBlock]:
     """Return the blocks that layers of a transformers model share.
 
     Raises:
-        Untranslatable: layers share something else than one block, the first one's.
+        Untranslatable: layers share something else than whole blocks, the first ones' in turn.
     """
+    found = []
+    for block, tied in _tied(model).items():
+        count = _untied(model, block, tied)
+        if tied != _in_turn(model, block, count):
+            raise Untranslatable(f"layers that share {block.attr} in another order than in turn")
+        found.append(replace(block, field=_field_of(model, block, count)))
+        if count != 1 and found[-1].field is None:
+            raise Untranslatable(f"layers that share {count} of {block.attr}, a number of no field of the config")
+    return found
+
+
+def _tied(model: nn.Module) -> dict[SharedBlock, dict[str, str]]:
+    """Return the parameters of blocks that are those of another layer's: name -> the other one's name."""
     ties: Mapping[str, str] = getattr(model, "all_tied_weights_keys", {})
     sources: dict[SharedBlock, dict[str, str]] = defaultdict(dict)
     for target, source in ties.items():
@@ -58,31 +78,46 @@ def shared_blocks(model: nn.Module) -> list[SharedBlock]:
         if match is not None and (other := _IN_LAYER.fullmatch(source)) is not None and match[1] == other[1]:
             owner, _, layers = match[1].rpartition(".")
             sources[SharedBlock(owner, layers, match[3])][target] = source
-    if sources and _differ_by_config(model, len(set(ties.values()))):
-        raise Untranslatable("layers that share blocks in a number that the config has")
-    for block, tied in sources.items():
-        if tied != _all_to_the_first(model, block):
-            raise Untranslatable(f"layers that share {block.attr} in turn")
-    return list(sources)
+    return sources
 
 
-def _differ_by_config(model: Any, count: int) -> bool:
-    """Whether a field of the config, one where it is now, says how many blocks there are to share."""
-    values = model.config.to_dict()
-    for key in [key for key, value in values.items() if type(value) is int and value == 1]:
+def _having(model: nn.Module, block: SharedBlock) -> list[str]:
+    """Return the paths of the block in the layers that have one."""
+    path = f"{block.owner}.{block.layers}".lstrip(".")
+    layers = enumerate(model.get_submodule(path).children())
+    return [f"{path}.{index}.{block.attr}" for index, layer in layers if hasattr(layer, block.attr)]
+
+
+def _untied(model: nn.Module, block: SharedBlock, tied: Mapping[str, str]) -> int:
+    """Return how many layers have a block of their own."""
+    return sum(not any(name.startswith(f"{path}.") for name in tied) for path in _having(model, block))
+
+
+def _in_turn(model: nn.Module, block: SharedBlock, count: int) -> dict[str, str]:
+    """Return the ties of layers that have the first `count` blocks in turn."""
+    paths = _having(model, block)
+    names = [name for name, _ in model.get_submodule(paths[0]).named_parameters()]
+    return {
+        f"{path}.{name}": f"{paths[i % count]}.{name}" for i, path in enumerate(paths) if i >= count for name in names
+    }
+
+
+def _field_of(model: Any, block: SharedBlock, count: int) -> str | None:
+    """Return the field of the config that says how many blocks there are to share; None where none does.
+
+    Raises:
+        Untranslatable: other values of a field give another number of blocks than they say.
+    """
+    values: dict[str, Any] = model.config.to_dict()
+    for key in [key for key, value in values.items() if type(value) is int and value == count]:
         try:
             with torch.device("meta"):
-                other = type(model)(type(model.config).from_dict(values | {key: 2}))
+                other = type(model)(type(model.config).from_dict(values | {key: count + 1}))
         except Exception:  # no such config: it is not one that a checkpoint has
             continue
-        if len(set(other.all_tied_weights_keys.values())) != count:
-            return True
-    return False
-
-
-def _all_to_the_first(model: nn.Module, block: SharedBlock) -> dict[str, str]:
-    path = f"{block.owner}.{block.layers}".lstrip(".")
-    having = [index for index, layer in enumerate(model.get_submodule(path).children()) if hasattr(layer, block.attr)]
-    first = f"{path}.{having[0]}.{block.attr}"
-    names = [name for name, _ in model.get_submodule(first).named_parameters()]
-    return {f"{path}.{index}.{block.attr}.{name}": f"{first}.{name}" for index in having[1:] for name in names}
+        found = _untied(other, block, _tied(other).get(block, {}))
+        if found == count + 1:
+            return key
+        if found != count:
+            raise Untranslatable(f"layers that share {block.attr} in a number that config.{key} changes")
+    return None

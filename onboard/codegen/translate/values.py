@@ -82,7 +82,7 @@ class Repeated(Code):
     @property
     def single(self) -> Code:
         """The tensor before it is repeated."""
-        return Code(self.expr, transposed=self.swapped)
+        return Code(self.expr, transposed=self.swapped, form=self.form)
 
     def same_as(self, other: Code) -> bool:
         """Whether both are repeated alike."""

@@ -47,11 +47,6 @@ def steps(program: FuncOp) -> list[Operation]:
     return [each for each in program.body.block.ops if not isinstance(each, ReturnOp)]
 
 
-def input_dtypes(program: FuncOp) -> list[torch.dtype]:
-    """Return the dtypes of the tensors that a program is applied to."""
-    return [DTYPES[argument.type] for argument in program.body.block.args]
-
-
 def output_dtypes(program: FuncOp) -> list[torch.dtype]:
     """Return the dtypes of the tensors that a program computes."""
     return [DTYPES[result.type] for result in results_of(program)]

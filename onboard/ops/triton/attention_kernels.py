@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from onboard.ops.triton.overlap import wait_for_inputs
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -134,6 +135,66 @@ def _attend_tiles(
     return peak, total, mixed
 
 
+@triton.jit
+def _take_new_token(
+    peak, total, mixed, query, high, length, scale, slot_ptr, key_ptr, value_ptr, k_cache_ptr, v_cache_ptr,
+    k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
+    DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr, LOGIT_CAP: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+):  # fmt: skip
+    """If the last of the keys up to `high` is the sequence's new one, store it, and take it in as the first.
+
+    Return the running peak, sum of weights and weighted sum of values, and the end of the keys that are left.
+    """
+    channel, value_channel = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_VALUE)
+    key = tl.load(key_ptr + channel, mask=channel < DIM, other=0.0)
+    key = as_stored(key, k_cache_ptr.dtype.element_ty)
+    value = tl.load(value_ptr + value_channel, mask=value_channel < VALUE_DIM, other=0.0)
+    value = as_stored(value, v_cache_ptr.dtype.element_ty)
+    if high == length:
+        products = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1)
+        peak = _logits(products, scale, LOGIT_CAP)
+        total += 1.0
+        mixed += value.to(tl.float32)[None, :]
+        slot = tl.load(slot_ptr)
+        _store_new_token(k_cache_ptr, key, slot, k_stride_page, k_stride_slot, channel, DIM, PAGE)
+        _store_new_token(v_cache_ptr, value, slot, v_stride_page, v_stride_slot, value_channel, VALUE_DIM, PAGE)
+        high -= 1
+    return peak, total, mixed, high
+
+
+@triton.jit
+def _keys_of_block(
+    first_position, last_position, length, split, splits,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Return the first and the end of the keys that queries at these positions see, of one of `splits` shares."""
+    first, end = _first_key(first_position, WINDOW, CHUNK, BLOCK_N), tl.minimum(length, last_position + 1)
+    share = _keys_per_split(first, end, splits, BLOCK_N)
+    low = first + split * share
+    return low, tl.minimum(low + share, end)
+
+
+@triton.jit
+def _store_rows(
+    peak, total, mixed, out_ptr, lse_ptr, sinks_ptr, target, head, real, split, splits,
+    VALUE_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr, HAS_SINKS: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Store what the running sums come to, and with SPLIT how much it weighs; sinks are counted once, in the end."""
+    if SPLIT:
+        target = target * splits + split
+        tl.store(lse_ptr + target, peak + tl.log2(total), mask=real)
+    elif HAS_SINKS:
+        sink = tl.load(sinks_ptr + head, mask=real, other=0.0).to(tl.float32) * LOG2E
+        new_peak = tl.maximum(peak, sink)
+        total = total * tl.exp2(peak - new_peak) + tl.exp2(sink - new_peak)
+        mixed *= tl.exp2(peak - new_peak)[:, None]
+    mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    channel = tl.arange(0, BLOCK_VALUE)
+    inside = real[:, None] & (channel < VALUE_DIM)[None, :]
+    tl.store(out_ptr + target[:, None] * VALUE_DIM + channel[None, :], mixed.to(out_ptr.dtype.element_ty), mask=inside)
+
+
 @triton.jit(do_not_specialize=["splits"])
 def attention_kernel(
     out_ptr, lse_ptr, query_ptr, key_ptr, value_ptr, cu_seqlens_ptr, kv_lens_ptr, block_table_ptr, slot_ptr,
@@ -163,23 +224,14 @@ def attention_kernel(
     row = block * BLOCK_M + tl.arange(0, BLOCK_M)
     position = length - queries + row // GROUP
     first_position = length - queries + block * BLOCK_M // GROUP
-    first = _first_key(first_position, WINDOW, CHUNK, BLOCK_N)
-    end = tl.minimum(length, length - queries + (block * BLOCK_M + BLOCK_M - 1) // GROUP + 1)
-    share = _keys_per_split(first, end, splits, BLOCK_N)
-    low = first + split * share
-    high = tl.minimum(low + share, end)
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
-    if block < 0:
-        return
-    if low >= high:
+    last_position = length - queries + (block * BLOCK_M + BLOCK_M - 1) // GROUP
+    low, high = _keys_of_block(first_position, last_position, length, split, splits, WINDOW, CHUNK, BLOCK_N)
+    wait_for_inputs(OVERLAP)
+    if (block < 0) | (low >= high):
         return
 
-    channel, value_channel = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_VALUE)
-    head = kv_head * GROUP + row % GROUP
-    real = row < queries * GROUP
-    token = start + row // GROUP
+    channel = tl.arange(0, BLOCK_DIM)
+    head, token, real = kv_head * GROUP + row % GROUP, start + row // GROUP, row < queries * GROUP
     query_ptr += token[:, None] * query_stride_token + head[:, None] * query_stride_head + channel[None, :]
     query = tl.load(query_ptr, mask=real[:, None] & (channel < DIM)[None, :], other=0.0).to(DOT_TYPE)
     slope = position.to(tl.float32)  # of no use without slopes
@@ -188,25 +240,16 @@ def attention_kernel(
     table_ptr = block_table_ptr + sequence * table_stride
     k_cache_ptr += kv_head * k_stride_head
     v_cache_ptr += kv_head * v_stride_head
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    peak, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_M, BLOCK_VALUE], tl.float32)
     if WRITE:
-        key_ptr += start * key_stride_token + kv_head * key_stride_head
-        value_ptr += start * value_stride_token + kv_head * value_stride_head
-        new_key = tl.load(key_ptr + channel, mask=channel < DIM, other=0.0)
-        new_key = as_stored(new_key, k_cache_ptr.dtype.element_ty)
-        new_value = tl.load(value_ptr + value_channel, mask=value_channel < VALUE_DIM, other=0.0)
-        new_value = as_stored(new_value, v_cache_ptr.dtype.element_ty)
-        if high == length:
-            products = tl.sum(query.to(tl.float32) * new_key.to(tl.float32)[None, :], 1)
-            peak = _logits(products, scale, LOGIT_CAP)
-            total += 1.0
-            mixed += new_value.to(tl.float32)[None, :]
-            slot = tl.load(slot_ptr + start)
-            _store_new_token(k_cache_ptr, new_key, slot, k_stride_page, k_stride_slot, channel, DIM, PAGE)
-            _store_new_token(v_cache_ptr, new_value, slot, v_stride_page, v_stride_slot, value_channel, VALUE_DIM, PAGE)
-            high -= 1
+        peak, total, mixed, high = _take_new_token(
+            peak, total, mixed, query, high, length, scale, slot_ptr + start,
+            key_ptr + start * key_stride_token + kv_head * key_stride_head,
+            value_ptr + start * value_stride_token + kv_head * value_stride_head, k_cache_ptr, v_cache_ptr,
+            k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
+            DIM, VALUE_DIM, PAGE, LOGIT_CAP, BLOCK_DIM, BLOCK_VALUE,
+        )  # fmt: skip
     elif WINDOW is None and CHUNK is None and not MASK_ALL:
         whole = low + tl.maximum(tl.minimum(high, first_position + 1) - low, 0) // BLOCK_N * BLOCK_N
         peak, total, mixed = _attend_tiles(
@@ -221,20 +264,10 @@ def attention_kernel(
         True, DIM, VALUE_DIM, PAGE, WINDOW, CHUNK, LOGIT_CAP, HAS_SLOPES, BLOCK_N, BLOCK_DIM, BLOCK_VALUE,
     )  # fmt: skip
 
-    if not SPLIT:
-        if HAS_SINKS:
-            sink = tl.load(sinks_ptr + head, mask=real, other=0.0).to(tl.float32) * LOG2E
-            new_peak = tl.maximum(peak, sink)
-            total = total * tl.exp2(peak - new_peak) + tl.exp2(sink - new_peak)
-            mixed *= tl.exp2(peak - new_peak)[:, None]
-        target = token * (KV_HEADS * GROUP) + head
-    else:
-        target = (token * (KV_HEADS * GROUP) + head) * splits + split
-        tl.store(lse_ptr + target, peak + tl.log2(total), mask=real)
-    mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
-    out_ptr += target[:, None] * VALUE_DIM + value_channel[None, :]
-    inside = real[:, None] & (value_channel < VALUE_DIM)[None, :]
-    tl.store(out_ptr, mixed.to(out_ptr.dtype.element_ty), mask=inside)
+    _store_rows(
+        peak, total, mixed, out_ptr, lse_ptr, sinks_ptr, token * (KV_HEADS * GROUP) + head, head, real, split, splits,
+        VALUE_DIM, BLOCK_VALUE, HAS_SINKS, SPLIT,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -248,9 +281,7 @@ def combine_kernel(
     Each part is weighted by what it was divided by.
     """
     sequence, head = tl.program_id(0), tl.program_id(1)
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_for_inputs(OVERLAP)
     token = tl.load(cu_seqlens_ptr + sequence).to(tl.int64)
     if tl.load(cu_seqlens_ptr + sequence + 1) == token:
         return

@@ -29,9 +29,10 @@ from onboard.ops.triton.launch import (
 from onboard.ops.triton.mla_kernels import mla_kernel
 
 MOST_SPLITS = 128
-COMBINED_CHANNELS = 64
-WIDE_TILE_BYTES = 150 * 1024
-"""Shared memory that 64 rows of a rank of 512 take in 16-bit types."""
+COMBINED_CHANNELS = 128
+"""What one warp joins: programs so small that many run at a time."""
+ROWS, KEYS = 64, 64
+"""Of the widest tile: what the accumulators leave of the registers, and what two buffers leave of shared memory."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,25 @@ class _Plan:
     num_stages: int
 
 
-def _plan(queries: Tensor, rank: int, most_keys: int, sequences: int, longest_query: int) -> _Plan:
+def _buffers(memory: int, channels: int) -> int:
+    """Return how many tiles of keys the shared memory holds beside queries and weights, all in 16-bit types."""
+    return (memory // 2 - ROWS * (channels + KEYS)) // (KEYS * channels)
+
+
+def _plan(queries: Tensor, rope: int, most_keys: int, sequences: int, longest_query: int) -> _Plan:
     """Tiles that fit in the registers and the shared memory of a multiprocessor.
 
-    A tile of 16 rows leaves room for two programs a multiprocessor (of compute capability 9.0), one of 64 for one.
+    With 64 rows there is one program a multiprocessor (of compute capability 9.0), which loads a tile of keys while it
+    computes with the one before, where both fit; a tile of 16 rows leaves room for two programs.
     """
-    rows, wide = longest_query * queries.shape[1], tile_width(rank) > 256
+    rows, channels = longest_query * queries.shape[1], tile_width(queries.shape[2]) + tile_width(rope)
+    buffers = _buffers(shared_memory(queries.device), channels)
     if queries.dtype == torch.float32:  # products of float32 proper run outside the matrix units
         tile, keys, stages = 16, 16, 2
-    elif tile_width(rows) > 16 and shared_memory(queries.device) >= WIDE_TILE_BYTES:
-        tile, keys, stages = min(64, tile_width(rows)), 64, 1 if wide else 2
+    elif tile_width(rows) > 16 and buffers >= 1:
+        tile, keys, stages = min(ROWS, tile_width(rows)), KEYS, min(2, buffers)
     else:
-        tile, keys, stages = 16, 32, 3 if shared_memory(queries.device) >= WIDE_TILE_BYTES else 2
+        tile, keys, stages = 16, 32, 3 if buffers >= 1 else 2
     blocks, decode = triton.cdiv(rows, tile), longest_query == 1
     wanted = processors(queries.device) * (2 if tile == 16 else 1) // (blocks * sequences)
     splits = splits_for(wanted, most_keys, keys, MOST_SPLITS) if decode else 1
@@ -115,7 +123,7 @@ def _attend(
     """Store the new latents and keys, then mix the latents that each query and head sees: [tokens, heads, rank]."""
     (tokens, heads, rank), rope, page_size = queries.shape, key.shape[-1], cache.shape[2]
     sequences, _, longest_query, *_ = batch_info_host.tolist()
-    plan = _plan(queries, rank, block_table.shape[1] * page_size, sequences, longest_query)
+    plan = _plan(queries, rope, block_table.shape[1] * page_size, sequences, longest_query)
     # Rows that no sequence owns must be zeros; a decode batch has none, it is padded with whole sequences.
     new = queries.new_empty if plan.decode and tokens == sequences else queries.new_zeros
     out = parts = lse = new((tokens, heads, rank))
@@ -124,9 +132,9 @@ def _attend(
     if plan.splits > 1:
         parts = queries.new_empty((tokens, heads, plan.splits, rank), dtype=torch.float32)
         lse = queries.new_empty((tokens, heads, plan.splits), dtype=torch.float32)
-    mla_kernel[(plan.blocks * plan.splits, sequences)](
+    mla_kernel[(plan.blocks, plan.splits, sequences)](
         parts, lse, queries, rotated, latent, key, cu_seqlens, kv_lens, block_table, slot_mapping, cache,
-        scale, plan.splits, *queries.stride()[:2], *rotated.stride()[:2], latent.stride(0), key.stride(0),
+        scale, *queries.stride()[:2], *rotated.stride()[:2], latent.stride(0), key.stride(0),
         block_table.stride(0), cache.stride(0), cache.stride(2),
         HEADS=heads, RANK=rank, ROPE=rope, PAGE=page_size, SPLIT=plan.splits > 1, WRITE=plan.decode,
         DOT_TYPE=dot_type(queries.dtype), EARLY=plan.splits > 1 and overlaps(queries.device)["OVERLAP"],
@@ -137,7 +145,7 @@ def _attend(
         channels = min(COMBINED_CHANNELS, tile_width(rank))
         combine_kernel[(sequences, heads, triton.cdiv(rank, channels))](
             out, parts, lse, cu_seqlens, kv_lens, None, HEADS=heads, VALUE_DIM=rank, WINDOW=None, CHUNK=None,
-            HAS_SINKS=False, SPLITS=plan.splits, BLOCK_N=plan.keys, BLOCK_VALUE=channels,
+            HAS_SINKS=False, SPLITS=plan.splits, BLOCK_N=plan.keys, BLOCK_VALUE=channels, num_warps=1,
             **overlaps(queries.device),
         )  # fmt: skip
     return out

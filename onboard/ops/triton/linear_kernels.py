@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from onboard.ops.triton.overlap import wait_for_inputs
 from onboard.ops.triton.silu_mul import activate
 
 
@@ -84,9 +84,7 @@ def vector_kernel(
     rows_ptr = w_ptr + weight_row.to(tl.int64) * columns
     tile_ptr = rows_ptr[:, None] + k[None, :]
     w = tl.load(tile_ptr, mask=(k < columns)[None, :], other=0.0)
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_for_inputs(OVERLAP)
     sums = tl.zeros([BN, BK], tl.float32)
     squares = tl.zeros([BK], tl.float32)
     sums, squares = _take_columns(sums, squares, w, x_ptr, norm_ptr, k, columns, HAS_NORM)
@@ -160,13 +158,11 @@ def matrix_kernel(
     low = split * share
     high = tl.minimum(low + share, columns)
     rows_ptr = w_ptr + weight_row.to(tl.int64) * columns
-    if OVERLAP:
-        if AHEAD:
-            ahead = low + tl.arange(0, AHEAD // 64) * 64
-            size = tl.where((weight_row >= 0)[:, None] & (ahead + 64 <= high)[None, :], 128, 0)
-            _prefetch(rows_ptr[:, None] + ahead[None, :], size)
-        gdc_wait()
-        gdc_launch_dependents()
+    if OVERLAP and AHEAD:
+        ahead = low + tl.arange(0, AHEAD // 64) * 64
+        size = tl.where((weight_row >= 0)[:, None] & (ahead + 64 <= high)[None, :], 128, 0)
+        _prefetch(rows_ptr[:, None] + ahead[None, :], size)
+    wait_for_inputs(OVERLAP)
     row = tl.program_id(0) % blocks * BM + tl.arange(0, BM)
     x_ptr += row[:, None].to(tl.int64) * columns
     sums = _products(rows_ptr, x_ptr, row < rows, low, high, BM, BN, BK, STAGES, EVEN, DOT_TYPE)

@@ -8,10 +8,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from onboard.ops.library import register_op
 from onboard.ops.triton.launch import last_contiguous, overlaps, power_of_two, require_device
+from onboard.ops.triton.overlap import wait_for_inputs
 
 ELEMENTS = 1024
 """Short rows share a program until it has this many elements."""
@@ -24,9 +24,7 @@ def _rmsnorm_kernel(
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Normalise ROWS rows of x; row r lies at (r // inner) * stride_outer + (r % inner) * stride_inner."""
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_for_inputs(OVERLAP)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < SIZE)[None, :]

@@ -7,10 +7,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from onboard.ops.library import register_op
 from onboard.ops.triton.launch import last_contiguous, overlaps, power_of_two, require_device
+from onboard.ops.triton.overlap import wait_for_inputs
 
 ELEMENTS = 1024
 """Channel pairs that a program turns at a time."""
@@ -73,9 +73,7 @@ def _rope_kernel(
     NORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A program turns HEADS query heads, or HEADS key heads, of one token."""
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
+    wait_for_inputs(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     batch, token = row // length, row % length
     cos_ptr += batch * cos_stride_batch + token * cos_stride_token

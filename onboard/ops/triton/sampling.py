@@ -33,9 +33,15 @@ def choose_and_keep(
     min_p: Tensor,
     uniform: Tensor,
     latest: Tensor,
+    landed: Tensor,
     slots: Tensor,
+    lengths: Tensor,
 ) -> Tensor:
-    """Do what `choose_tokens` does, and store each row's token in `latest` at the place that `slots` has for it."""
+    """Do what `choose_tokens` does, and store each row's token by the slot that `slots` has for it.
+
+    `latest` [slots] keeps it, 0 instead of what is no token; `landed` [slots, 2], which may be pinned memory of the
+    host, has it as it is where an even or an odd number of `lengths` says.
+    """
     logits = last_contiguous(logits)
     rows, vocabulary = logits.shape
     chunks = triton.cdiv(vocabulary, CHUNK)
@@ -46,7 +52,8 @@ def choose_and_keep(
         largest, index, logits, logits.stride(0), VOCABULARY=vocabulary, CHUNKS=chunks, BLOCK=CHUNK, num_warps=8
     )
     choose_kernel[(rows,)](
-        tokens, largest, index, logits, temperature, top_k, top_p, min_p, uniform, latest, slots, logits.stride(0),
+        tokens, largest, index, logits, temperature, top_k, top_p, min_p, uniform,
+        latest, landed, slots, lengths, logits.stride(0),
         VOCABULARY=vocabulary, CHUNKS=chunks, BLOCK_CHUNKS=power_of_two(chunks),
         SHIFT=_SHIFTS.get(logits.dtype, 0), NOT_A_TOKEN=NOT_A_TOKEN, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip

@@ -117,11 +117,11 @@ def _filter(
 @triton.jit
 def choose_kernel(
     tokens_ptr, largest_ptr, index_ptr, logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, uniform_ptr,
-    latest_ptr, slots_ptr, stride,
+    latest_ptr, landed_ptr, slots_ptr, lengths_ptr, stride,
     VOCABULARY: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_CHUNKS: tl.constexpr, SHIFT: tl.constexpr,
     NOT_A_TOKEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Choose the token of one row; keep it in `latest` at the row's slot for the step that follows."""
+    """Choose the token of one row; keep it at the row's slot, for the next step and for the host."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, BLOCK_CHUNKS)
     parts = tl.load(largest_ptr + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=-INFINITY)
@@ -154,5 +154,8 @@ def choose_kernel(
             met += tl.sum(tie, 0)
         token = tl.where(found >= 0, found, token)
     token = tl.where(finite, token, NOT_A_TOKEN)
-    tl.store(tokens_ptr + row, token.to(tl.int64))
-    tl.store(latest_ptr + tl.load(slots_ptr + row), tl.maximum(token, 0).to(tl.int64))
+    token = token.to(tl.int64)
+    slot, length = tl.load(slots_ptr + row), tl.load(lengths_ptr + row)
+    tl.store(tokens_ptr + row, token)
+    tl.store(latest_ptr + slot, tl.maximum(token, 0))
+    tl.store(landed_ptr + slot * 2 + length % 2, token)

@@ -5,7 +5,7 @@ import torch
 from families import config_dict
 from torch import nn
 
-from onboard.analysis.analyze import analyze, count_parameters
+from onboard.analysis.analyze import analyze
 from onboard.analysis.recorder import record, rmse_ratio
 from onboard.analysis.tiny import WINDOW, build_tiny, load_config, prompt
 from onboard.analysis.tiny_sizes import REACHED
@@ -61,8 +61,8 @@ def test_parameters_are_counted_once_when_tied() -> None:
     sizes = {"model_type": "llama", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1}
     sizes |= {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
     layer = 32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 48 + 2 * 32
-    assert count_parameters(load_config({**sizes, "tie_word_embeddings": True})) == 3200 + layer + 32
-    assert count_parameters(load_config({**sizes, "tie_word_embeddings": False})) == 6400 + layer + 32
+    assert analyze({**sizes, "tie_word_embeddings": True}, model="x").num_parameters == 3200 + layer + 32
+    assert analyze({**sizes, "tie_word_embeddings": False}, model="x").num_parameters == 6400 + layer + 32
 
 
 def test_the_ratio_is_relative_and_sees_complex_values() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from apart import run_apart
 from torch import fx
 
 from onboard.bench import tune as tuning_module
@@ -142,7 +140,4 @@ def test_a_model_without_a_configuration_is_one_line(llama: Tiny, capsys: pytest
 
 
 def test_the_reading_kernel_is_right_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_read.py"]
-    env = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=Path(__file__).parent, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_apart(Path(__file__).parent, "interpreted_read.py")

@@ -32,6 +32,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "deepseek_v3": ({}, {MLA}),
     "qwen3_next": ({}, {CONV, DELTA, GATED, ATTENTION}),
     "xlstm": ({}, {MLSTM}),
+    "zamba2": ({"num_mem_blocks": 2}, {CONV, SSM, GATED, ATTENTION}),  # blocks shared in turn
 }
 """Family -> config fields that differ from the class's defaults, canonical ops of its mixers."""
 MIXERS = {CONV, SSM, SELECTIVE, DELTA, GATED, ATTENTION, MLA, MLSTM}
@@ -57,6 +58,12 @@ def test_mixers_are_canonical_ops(family: str) -> None:
     assert {op for op in MIXERS if f".{op}(" in text} == FAMILIES[family][1]
     assert [word for word in ("cumsum", "conv1d_fn", "cache_params", "expand_kv", "kv_b_proj(") if word in text] == []
     assert len(text.splitlines()) < 420
+
+
+def test_how_many_blocks_are_shared_in_turn_is_read_from_the_config() -> None:
+    _, text = _generated("zamba2")
+    assert "tie_weights(block, shared[index % config.num_mem_blocks])" in text
+    assert "not covered: 0" not in text  # of the list of blocks, while it was empty
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_neo": {},
     "ctrl": {},
     "xglm": {},
+    "xlm": {"causal": True},  # its mask is of truth values, made beside one of the padding, and filled in in place
+    # an adapter for each language, one of which texts are in
+    "xmod": {"is_decoder": True, "languages": ["en_XX", "de_DE", "fr_XX"], "default_language": "de_DE"},
     # a norm with weight 1 + w and bias; the text model of a composite
     "nemotron": {"num_key_value_heads": 8, "head_dim": 128},
     "emu3": {},
@@ -66,6 +69,11 @@ def test_the_file_of_a_family_equals_transformers(family: str) -> None:
     proofs = prove(_text(family), _spec(family), export=False)
     assert max(proof.error for proof in proofs) <= TOLERANCE
     assert proofs[-1].path == ""
+
+
+def test_a_block_stands_for_its_class_that_ran_on_a_text() -> None:
+    (adapter,) = [block for block in _spec("xmod").blocks if block.class_name == "XmodAdapter"]
+    assert adapter.path.endswith("adapter_modules.de_DE")
 
 
 def test_the_same_class_as_an_encoder_is_refused() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from onboard.analysis.spec import LayerKind, ModelSpec, Trait
+from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
 from onboard.codegen.test_file import generate_test_file
 from onboard.errors import OnboardError
 
@@ -25,6 +25,7 @@ def first_failure(root: Path, files: dict[str, str], selection: str = "") -> dic
         path.write_text(text, encoding="utf-8")
     results = root / "results.json"
     plugin = ["-p", "onboard.testing.plugin", "-p", "no:cacheprovider", "-p", "no:terminalreporter"]
+    plugin += ["--tb", "short", "-p", "no:unraisableexception"]  # what shows both models' tensors takes seconds
     options = ["--import-mode=importlib", "--rootdir", str(root), "-m", "not gpu", "-k", selection]
     sys.modules.pop("tests.equivalence.test_llama_modeling", None)  # of another root
     pytest.main([*plugin, *options, "--onboard-results", str(results), str(root / TEST)])
@@ -133,6 +134,13 @@ def test_texts_go_on_without_repetition_where_repeated_tokens_are_arbitrary(llam
         calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
         assert calls & set.union(*ways) == called
     assert constants(distinct)["NEW_TOKENS"] == constants(usual)["NEW_TOKENS"]
+
+
+def test_a_model_that_hides_padding_by_itself_is_told_that_there_is_none(llama_spec: ModelSpec) -> None:
+    mask = Block(class_name="masks", kind="mask", path="", source="x.py", parameters={"returns": ["ones", "seen"]})
+    hiding = llama_spec.model_copy(update={"blocks": [*llama_spec.blocks, mask]})
+    told = "pair.expected(text, attention_mask=torch.ones_like(text), use_cache=False)"
+    assert [told in generate_test_file(spec) for spec in (llama_spec, hiding)] == [False, True]
 
 
 def test_a_block_that_transformers_never_calls_is_left_out(llama_spec: ModelSpec) -> None:

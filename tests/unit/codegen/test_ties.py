@@ -39,10 +39,40 @@ def test_layers_that_share_the_block_of_the_first_of_them_are_found() -> None:
     assert shared_blocks(_Model({"lm_head.weight": "layers.1.block.0.weight"})) == []
 
 
-@pytest.mark.parametrize("ties", [_ties({3: 1}), _ties({3: 2}), dict(list(_ties({2: 1, 3: 1}).items())[1:])])
-def test_layers_that_share_anything_else_are_refused(ties: dict[str, str]) -> None:
-    with pytest.raises(Untranslatable, match="layers that share block in turn"):
+@pytest.mark.parametrize(
+    ("ties", "reason"),
+    [
+        (_ties({3: 1}), "layers that share 2 of block, a number of no field"),
+        (_ties({3: 2}), "layers that share block in another order"),
+        (dict(list(_ties({2: 1, 3: 1}).items())[1:]), "layers that share block in another order"),
+    ],
+)
+def test_layers_that_share_anything_else_are_refused(ties: dict[str, str], reason: str) -> None:
+    with pytest.raises(Untranslatable, match=reason):
         shared_blocks(_Model(ties))
+
+
+class _Counted(_Model):
+    """Layers that share as many blocks as the config says, in turn."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__(_ties({i: 1 + (i - 1) % config.blocks for i in (1, 2, 3) if i > config.blocks}))
+        self.config = config
+
+
+class _Config(SimpleNamespace):
+    def to_dict(self) -> dict[str, int]:
+        return {"others": self.others, "blocks": self.blocks}
+
+    @staticmethod
+    def from_dict(values: dict[str, int]) -> _Config:
+        return _Config(**values)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_how_many_blocks_there_are_the_config_says(count: int) -> None:
+    (block,) = shared_blocks(_Counted(_Config(blocks=count, others=count)))
+    assert block == SharedBlock("", "layers", "block", "blocks")
 
 
 def test_tied_modules_have_the_same_parameters() -> None:

@@ -59,10 +59,10 @@ def make_cache(num_pages: int = 40, max_batch_size: int = 8, device: str = "cpu"
     return cache
 
 
-def set_decode_batch(cache: CachedSequenceInterface, size: int) -> None:
-    starts = np.random.default_rng().integers(0, 12, size)
-    pages = np.arange(1, 1 + 4 * size).reshape(size, 4)
-    cache.info.set_batch(np.random.default_rng().integers(0, VOCABULARY, size), starts, np.ones(size, int), pages)
+def set_decode_batch(cache: CachedSequenceInterface, size: int, seed: int | None = None) -> None:
+    draw = np.random.default_rng(seed)
+    starts, pages = draw.integers(0, 12, size), np.arange(1, 1 + 4 * size).reshape(size, 4)
+    cache.info.set_batch(draw.integers(0, VOCABULARY, size), starts, np.ones(size, int), pages)
 
 
 def copied_inputs(cache: CachedSequenceInterface) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import checkpoints
 import torch
 from torch import fx, nn
 from torch.export import Dim
@@ -22,19 +23,7 @@ from onboard.graph.fx import nodes_of
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.transform import BaseTransform, Stages, TransformConfig, TransformInfo
 
-TINY: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+TINY: dict[str, Any] = {**checkpoints.TINY, "head_dim": 8, "pad_token_id": 0}
 
 
 def make_context(

@@ -7,8 +7,7 @@ import torch
 from decoder_support import copied_inputs, decoder, make_cache, set_decode_batch
 from fusion_support import apply
 
-from onboard.graph.fx import graph_modules, nodes_of
-from onboard.graph.sequence import input_names
+from onboard.graph.fx import graph_modules, input_names, nodes_of
 
 
 @pytest.mark.parametrize("size", [1, 3])

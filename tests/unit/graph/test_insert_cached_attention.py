@@ -106,7 +106,7 @@ def test_caches_have_the_shapes_of_keys_and_values() -> None:
         "k_cache_0": ((pages, KV_HEADS, 4, DIM), torch.bfloat16),
         "v_cache_0": ((pages, KV_HEADS, 4, VALUE_DIM), torch.bfloat16),
     }
-    assert context.cache.bytes_per_token == KV_HEADS * (DIM + VALUE_DIM) * 2
+    assert context.cache.bytes_per_page == 4 * KV_HEADS * (DIM + VALUE_DIM) * 2
     [node] = gm.graph.find_nodes(op="call_function", target=torch.ops.onboard.torch_cached_attention.default)
     assert node.meta["val"].shape[2:] == (HEADS, VALUE_DIM)
 

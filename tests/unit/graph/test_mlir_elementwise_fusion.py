@@ -5,9 +5,6 @@ from __future__ import annotations
 import ast
 import copy
 import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from apart import run_apart
 from fusion_support import apply, targets
 from pointwise_graphs import context, kernels, without_kernels
 from torch import Tensor, fx
@@ -32,18 +30,7 @@ TRANSFORMS = content_path("transforms")
 
 
 def test_kernels_are_right_in_the_interpreter(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_pointwise.py"]
-    environment = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "ONBOARD_CACHE": str(tmp_path)}
-    done = subprocess.run(
-        command,
-        cwd=Path(__file__).parent,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0
+    run_apart(Path(__file__).parent, "interpreted_pointwise.py", ONBOARD_CACHE=str(tmp_path))
 
 
 def fused(function: Callable[..., Any], *inputs: Tensor, **fields: Any) -> tuple[fx.GraphModule, TransformInfo]:

@@ -117,6 +117,9 @@ def test_rope_length_adds_one_padding_row_and_only_when_no_token_is_that_far() -
     assert info.args["slot_mapping"].tolist() == [4, 5, 6, 0]
     _set(info, [(12, 3, [1, 2, 3, 4])], rope_length=15)
     assert info.args["position_ids"].tolist() == [[12, 13, 14]]
+    info.decode_sizes = [1, 4]
+    _set(info, [(2, 1, [1])], rope_length=15)
+    assert info.args["position_ids"].tolist() == [[2, 14, 14, 14]]
 
 
 def test_stale_values_of_a_larger_step_do_not_leak() -> None:
@@ -157,7 +160,7 @@ def test_call_passes_what_the_graph_names() -> None:
         "k_cache_0": (5, 2, 4, 8),
         "v_cache_0": (5, 2, 4, 4),
     }
-    assert interface.bytes_per_token == 2 * (8 + 4) * 4
+    assert interface.bytes_per_page == 4 * 2 * (8 + 4) * 4
     ids = _set(interface.info, [(0, 3, [1]), (0, 2, [2])])
     gm = torch.fx.symbolic_trace(_Recorder())
     assert interface.call(gm).flatten().tolist() == ids.tolist()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import ragged
 import torch
 from naive import relative_error
 from ragged import (
@@ -29,6 +30,7 @@ from ragged import (
 
 import onboard.ops  # noqa: F401
 from onboard.errors import UsageError
+from onboard.ops.fla_delta_rule import has_fla
 from onboard.ops.triton import cached_delta_rule, cached_mla, cached_ssm
 
 ops: Any = torch.ops.onboard
@@ -66,6 +68,13 @@ def test_mla_is_the_same_for_every_number_of_splits(splits: int, monkeypatch: py
     monkeypatch.setattr(cached_mla, "MOST_SPLITS", splits)
     row = make_row([(1, 1), (1, 150), (1, 64)])
     check_mla(row, mla(row, 4, 16, 4), 1e-5)
+
+
+@pytest.mark.parametrize("lengths", [[(1, 1), (1, 150), (1, 64)], [(7, 70), (1, 9)]])
+def test_mla_with_pages_that_hold_whole_tiles(lengths: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ragged, "PAGE", 64)
+    row = make_row(lengths)
+    check_mla(row, mla(row, 20, 32, 8, torch.bfloat16), LOW[torch.bfloat16])
 
 
 def test_mla_reads_lengths_on_the_device_only() -> None:
@@ -123,6 +132,14 @@ def test_gated_delta_rule(step: str, key_heads: int, heads: int, key: int, value
 def test_gated_delta_rule_in_low_precision(step: str, dtype: torch.dtype) -> None:
     row = make_step(step)
     check_state("cached_gated_delta_rule", row, delta_rule(row, 2, 4, 16, 8, True, dtype), 9, LOW[dtype])
+
+
+@pytest.mark.skipif(DEVICE == "cpu" or not has_fla(), reason="needs a CUDA device, and flash-linear-attention")
+@pytest.mark.parametrize("step", STEPS)
+def test_gated_delta_rule_of_another_library(step: str) -> None:
+    row = make_step(step)
+    arguments = delta_rule(row, 2, 4, 64, 32, True, torch.bfloat16)
+    check("cached_gated_delta_rule", arguments, 9, row, LOW[torch.bfloat16], row.slots, "fla")
 
 
 @pytest.mark.parametrize("step", ["prefill", "decode"])

@@ -10,7 +10,7 @@ import torch
 from ragged import DEVICE
 
 from onboard.ops.sampling import NOT_A_TOKEN, choose_tokens
-from onboard.ops.triton import sampling
+from onboard.ops.triton import host_copy, sampling
 
 FILTERS = {
     "greedy": (0.0, 0, 1.0, 0.0),
@@ -34,10 +34,13 @@ def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _choose(logits: torch.Tensor, rows: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The kernels' tokens, and what they kept for slots 1, 2 and so on."""
-    latest = torch.zeros(len(logits) + 1, dtype=torch.int64, device=DEVICE)
-    slots = torch.arange(1, len(logits) + 1, device=DEVICE)
+    count = len(logits)
+    latest, landed = (torch.zeros(size, dtype=torch.int64, device=DEVICE) for size in (count + 1, (count + 1, 2)))
+    slots, lengths = torch.arange(1, count + 1, device=DEVICE), torch.randint(1, 100, (count,), dtype=torch.int32)
     arguments = (each.to(DEVICE) for each in (*rows.T.contiguous(), uniform))
-    tokens = sampling.choose_and_keep(logits.to(DEVICE), *arguments, latest, slots)
+    tokens = sampling.choose_and_keep(logits.to(DEVICE), *arguments, latest, landed, slots, lengths.to(DEVICE))
+    assert torch.equal(landed.cpu()[slots.cpu(), lengths % 2], tokens.cpu())
+    assert not landed.cpu()[slots.cpu(), 1 - lengths % 2].any()
     return tokens.cpu(), latest[1:].cpu()
 
 
@@ -75,3 +78,13 @@ def test_logits_that_are_not_finite_choose_no_token() -> None:
 def test_latest_tokens_are_filled_in() -> None:
     ids, latest = torch.tensor([[5, -2, 0, -1, 9]]), torch.tensor([10, 11, 12])
     assert sampling.fill(ids.to(DEVICE), latest.to(DEVICE)).tolist() == [[5, 12, 0, 11, 9]]
+
+
+@pytest.mark.parametrize("count", [1, 512, 1300])
+def test_numbers_are_copied_up_to_the_last(count: int) -> None:
+    """On a GPU the source is memory of the host."""
+    source = torch.randint(-(2**62), 2**62, (1300,))
+    target = torch.zeros(1300, dtype=torch.int64, device=DEVICE)
+    host_copy.copy(target[:count], (source.pin_memory() if target.is_cuda else source)[:count])
+    assert torch.equal(target[:count].cpu(), source[:count])
+    assert not target[count:].any()

@@ -20,6 +20,7 @@ from onboard.ops.triton import (
     cached_delta_rule,
     cached_mla,
     cached_ssm,
+    host_copy,
     launch,
     linear,
     moe,
@@ -93,9 +94,16 @@ def test_kernels_that_choose_tokens(kernels: list[Any], dtype: torch.dtype) -> N
     latest, columns = torch.zeros(4, dtype=torch.int64), torch.rand(4, 3)
     sampling.fill(torch.ones(1, 3, dtype=torch.int64), latest)
     sampling.choose_and_keep(
-        torch.randn(3, 151936).to(dtype), *columns, torch.rand(3, dtype=torch.float64), latest, torch.arange(3)
+        torch.randn(3, 151936).to(dtype),
+        *columns,
+        torch.rand(3, dtype=torch.float64),
+        latest,
+        torch.zeros(4, 2, dtype=torch.int64),
+        torch.arange(3),
+        torch.ones(3, dtype=torch.int32),
     )
-    assert_compiled(kernels, {"fill_kernel", "largest_kernel", "choose_kernel"})
+    host_copy.copy(latest, latest)
+    assert_compiled(kernels, {"fill_kernel", "largest_kernel", "choose_kernel", "copy_kernel"})
 
 
 MATRIX = {"matrix_kernel", "_rmsnorm_kernel"}
@@ -171,6 +179,18 @@ def test_kernels_of_mixers(
     ops.triton_cached_selective_scan(*ragged.selective_scan(row, 64, 16, True, dtype))
     ops.triton_cached_mla(*ragged.mla(row, 16, 512, 64, dtype))
     assert_compiled(kernels, STATE_KERNELS[step])
+
+
+@pytest.mark.slow
+def test_latents_are_loaded_while_others_are_attended_to(kernels: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 64 rows a tile, the copies of the next tile are issued before the softmax and the second product."""
+    monkeypatch.setattr(ragged, "PAGE", 32)
+    ops.triton_cached_mla(*ragged.mla(ragged.make_row([(1, 300)] * 2), 64, 512, 64, torch.bfloat16))
+    assert_compiled(kernels, {"mla_kernel", "combine_kernel"})
+    loop = kernels[0].asm["ttgir"].split("scf.for")[1]
+    order = [loop.index(each) for each in ("warp_group_dot", "async_copy_global_to_local", "math.exp2")]
+    assert order == sorted(order)
+    assert loop.count("ttng.warp_group_dot ") == 3
 
 
 OVERLAPPING = (cached_causal_conv, cached_delta_rule, cached_ssm, moe, rmsnorm_gated, router)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from apart import run_apart
 
 import onboard.ops
 from onboard.errors import OnboardError
@@ -21,17 +21,7 @@ INTERPRETED = tuple(f"interpreted_{name}.py" for name in ("kernels", "linear", "
 
 @pytest.mark.slow
 def test_kernels_are_right_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *INTERPRETED]
-    done = subprocess.run(
-        command,
-        cwd=Path(__file__).parent,
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0
+    run_apart(Path(__file__).parent, *INTERPRETED)
 
 
 def test_a_tensor_on_the_cpu_is_refused_with_what_to_do() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from warm import Warm
 
 from onboard.analysis.spec import ModelSpec
 from onboard.errors import OnboardError
@@ -58,22 +59,24 @@ def test_the_phase_writes_and_runs_the_tests(make: Make) -> None:
     assert left == {str(MODEL), str(TEST), ".onboard/llama/spec.yaml", ".onboard/llama/tests.json"}
 
 
-def test_the_first_broken_part_is_named_with_both_values(make: Make) -> None:
+def test_the_first_broken_part_is_named_with_both_values(make: Make, warm: Warm) -> None:
     context = make(("self.head_dim**-0.5", "0.2"))
+    context.run_pytest = warm.run_pytest
     named = r"^test_block\[cpu-model.layers.0.self_attn\] failed \(4 of 10 .* it gives .*, expected "
     with pytest.raises(OnboardError, match=named):
         TestPhase().run(context)
     assert [row["status"] for row in context.read_json("tests.json")["tests"]].count("failed") == 4
 
 
-def test_a_test_file_that_does_not_import_is_an_error_with_the_reason(tmp_path: Path) -> None:
+def test_a_test_file_that_does_not_import_is_an_error_with_the_reason(warm: Warm, tmp_path: Path) -> None:
     (tmp_path / "test_x.py").write_text("import no_such_module\n")
     with pytest.raises(OnboardError, match=r"ran no test of test_x.py: .*No module named 'no_such_module'"):
-        run_tests(tmp_path, Path("test_x.py"), gpu=False)
+        run_tests(tmp_path, Path("test_x.py"), gpu=False, run_pytest=warm.run_pytest)
 
 
-def test_a_dry_run_tests_and_writes_nothing(make: Make) -> None:
+def test_a_dry_run_tests_and_writes_nothing(make: Make, warm: Warm) -> None:
     context = make(dry_run=True)
+    context.run_pytest = warm.run_pytest
     TestPhase().run(context)
     ReviewPhase().run(context)
     assert {path.name for path in context.root.rglob("*") if path.is_file()} == {"spec.yaml"}

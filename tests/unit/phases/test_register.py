@@ -89,9 +89,9 @@ def _register(root: Path, model: str) -> None:
 
 
 def test_two_models_at_once_are_both_registered(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")
+    forks = multiprocessing.get_context("fork")
     models = ["org1/Same", "org2/Same"]
-    processes = [spawn.Process(target=_register, args=(tmp_path, model)) for model in models]
+    processes = [forks.Process(target=_register, args=(tmp_path, model)) for model in models]
     for process in processes:
         process.start()
     for process in processes:

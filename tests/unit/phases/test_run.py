@@ -17,6 +17,7 @@ import torch
 from nbclient import NotebookClient
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
+from warm import Warm
 
 from onboard.agents.run_agent import run
 from onboard.analysis.spec import LayerKind
@@ -197,7 +198,10 @@ def _registered(root: Path, checkpoint: Path) -> RunContext:
 
 
 @pytest.mark.slow
-def test_the_phase_runs_reduced_then_full_and_archives_the_log(random_checkpoint: Path, root: Path) -> None:
+def test_the_phase_runs_reduced_then_full_and_archives_the_log(
+    random_checkpoint: Path, root: Path, warm: Warm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_phase, "_call", warm.call)
     context = _registered(root, random_checkpoint)
     result = Run().run(context)
     record = context.read_json("run.json")

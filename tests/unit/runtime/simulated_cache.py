@@ -84,12 +84,14 @@ class Simulation:
         step = self.scheduler.schedule()
         assert 0 < step.num_tokens <= self.scheduler.max_num_tokens
         assert len(step.chunks) <= self.scheduler.max_batch_size
-        self.info.set_rows(step.slots(), step.lengths(), rope_length=step.rope_length)
+        assert step.rows.slots.tolist() == [chunk.sequence.slot for chunk in step.chunks]
+        self.info.set_rows(step.rows.slots, step.lengths, rope_length=step.rope_length)
         self._compute(step)
-        complete = self.scheduler.launched(step)
+        self.scheduler.launched(step)
         self.scheduler.settle(step)
-        for _, request in complete:
-            self.scheduler.append(request, next_token(request.tokens))
+        self._check_windows(step)
+        self.scheduler.append(step, [next_token(chunk.sequence.tokens) for chunk in step.chunks])
+        for _, request in step.rows.complete:
             if request.num_generated == request.params.max_tokens:
                 self.scheduler.finish(request, "length")
         self.check()
@@ -125,6 +127,12 @@ class Simulation:
         for group in self.groups:
             assert group.allocator.num_free == group.allocator.num_usable
         assert self.memory.slots.num_free == self.scheduler.max_batch_size
+
+    def _check_windows(self, step: Step) -> None:
+        """Assert that what has left its window is given back at once."""
+        for request in (chunk.sequence for chunk in step.chunks):
+            for pages, group in zip(request.pages, self.groups, strict=True):
+                assert not any(pages[: group.first_key(request.num_cached) // PAGE])
 
     def _compute(self, step: Step) -> None:
         args = {name: value.tolist() for name, value in self.info.args.items()}

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from apart import run_apart
 from pydantic import ValidationError
 
 from onboard.errors import UsageError
@@ -159,12 +157,7 @@ def test_what_the_device_alone_knows_is_put_in_its_place() -> None:
 
 @pytest.mark.slow
 def test_kernels_choose_the_same_tokens_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_sampling.py"]
-    folder = Path(__file__).resolve().parents[1] / "ops"
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0
+    run_apart(Path(__file__).resolve().parents[1] / "ops", "interpreted_sampling.py")
 
 
 def test_logprobs_are_of_the_unscaled_logits() -> None:

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from checkpoints import TINY
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from onboard.config import RuntimeConfig
@@ -15,19 +16,7 @@ from onboard.runtime.sampling import SamplingParams
 from tests.unit.runtime.tiny import Tiny
 
 WINDOW, PAGE, LENGTH = 9, 4, 96
-_CONFIG = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "sliding_window": WINDOW,
-}
+_CONFIG = {**TINY, "head_dim": 8, "bos_token_id": None, "eos_token_id": None, "sliding_window": WINDOW}
 FAMILIES = {"gemma2": [None, WINDOW], "mistral": [WINDOW]}
 """What the layers of each see."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -16,18 +17,7 @@ from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
 
 MODEL_FILE = Path(__file__).with_name("models") / "modeling_llama.py"
-TINY = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "tie_word_embeddings": False,
-}
+TINY = {**checkpoints.TINY, "bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": False}
 
 
 @dataclass

@@ -1,0 +1,49 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Device(StrEnum):
+    """Where the model runs."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class DTypeName(StrEnum):
+    """What the model computes in."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+class ModeName(StrEnum):
+    """Which road the model takes."""
+
+    GRAPH = "graph"
+    HF = "hf"
+    TRANSFORMERS = "transformers"
+
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, an id, or a name in the registry.")]
+Root = Annotated[Path, typer.Option(help="Folder that the model was onboarded under.", show_default="here")]
+Config = Annotated[Path | None, typer.Option(help="Configuration to use instead of the registered one.")]
+OnDevice = Annotated[Device, typer.Option(help="Where the model runs.")]
+InDType = Annotated[DTypeName, typer.Option(help="What the model computes in.")]
+Mode = Annotated[
+    ModeName, typer.Option(help="graph: the onboarded model; hf, transformers: transformers' own, as it is.")
+]
+RandomWeights = Annotated[
+    bool, typer.Option("--random-weights", help="Make the weights up on the device: true shapes, no download.")
+]
+Offline = Annotated[bool, typer.Option("--offline", help="Use the local cache only.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

@@ -1,0 +1,54 @@
+"""Vectors with one number for all texts of a batch, and what code does with the texts that have a certain number.
+
+`mask = numbers == n; y = x[mask]; out[mask] = f(y)` is `if number == n: out = f(x)` where all texts have one number.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from copy import deepcopy
+
+from onboard.codegen.translate.forms import UNIFORM
+from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.values import Code
+
+
+def chosen(statement: ast.stmt, after: Sequence[ast.stmt], frame: Frame) -> ast.If | None:
+    """Return the statements after `mask = ...`, all about the texts in a mask of all or none, as what to do if all."""
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=mask)]):
+            known = frame.env.values.get(mask)
+        case _:
+            return None
+    if not (isinstance(known, Code) and known.form == UNIFORM and after and _works_on(mask, after)):
+        return None
+    body = [_WithoutIndex(mask).visit(deepcopy(item)) for item in after]
+    test = ast.copy_location(ast.Name(mask, ast.Load()), statement)
+    return ast.copy_location(ast.If(test, body, []), statement)
+
+
+def _works_on(mask: str, statements: Sequence[ast.stmt]) -> bool:
+    """Whether statements assign variables first and then `out[mask]`, and read the mask as an index alone."""
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == mask]
+    indices = [node.slice for node in nodes if isinstance(node, ast.Subscript)]
+    *before, last = statements
+    match last:
+        case ast.Assign(targets=[ast.Subscript(value=ast.Name(), slice=ast.Name(id=index))]):
+            plain = all(isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name) for item in before)
+            return plain and index == mask and all(any(use is index for index in indices) for use in uses)
+    return False
+
+
+class _WithoutIndex(ast.NodeTransformer):
+    def __init__(self, mask: str) -> None:
+        self.mask = mask
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        self.generic_visit(node)
+        if not (isinstance(node.slice, ast.Name) and node.slice.id == self.mask):
+            return node
+        if isinstance(node.value, ast.Name):
+            return ast.copy_location(ast.Name(node.value.id, node.ctx), node)
+        return node.value
