@@ -82,6 +82,8 @@ class RuntimeConfig(StrictModel):
     """auto: triton on a GPU, torch elsewhere."""
     compile_backend: Literal["auto", "torch-simple", "torch-compile", "torch-cudagraph", "torch-opt"] = "auto"
     """auto: torch-cudagraph on a GPU, torch-simple elsewhere."""
+    batch_invariant: bool = False
+    """A sequence's logits are the same, bit for bit, whatever else is in the batch; slower, and not for every model."""
     overlap: bool | None = None
     """Prepare and start a step while the one before is computed; None: on a GPU."""
     kv_cache_config: KVCacheConfig = Field(default_factory=KVCacheConfig)

@@ -45,6 +45,9 @@ def run(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")] = False,
     n: Annotated[int, typer.Option("-n", help="Outputs for each prompt.")] = 1,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="Round the same whatever else is in the batch; slower.")
+    ] = False,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -66,7 +69,8 @@ def run(
         ignore_eos=ignore_eos,
         n=n,
     )
-    llm = _load(model, root, config, device.value, dtype.value, mode.value)
+    where = {"root": root, "config": config, "device": device.value, "dtype": dtype.value}
+    llm = _load(model, mode=mode.value, batch_invariant=batch_invariant, **where)
     outputs = _generate(llm, wanted, params)
     for fact in llm.engine.facts:
         print(f"note: {fact}", file=sys.stderr)
@@ -105,12 +109,12 @@ def _sampling_params(**values: Any) -> SamplingParams:
         raise UsageError(f"--{option} {first['input']}: {first['msg']}") from None
 
 
-def _load(model: str, root: Path, config: Path | None, device: str, dtype: str, mode: str) -> LLM:
+def _load(model: str, **settings: Any) -> LLM:
     start = time.perf_counter()
     with _progress(f"loading {model}", None):
         from onboard.runtime.llm import LLM
 
-        llm = LLM(model, root=root, device=device, dtype=dtype, config=config, mode=mode)  # type: ignore[arg-type]
+        llm = LLM(model, **settings)
     print(f"loaded {model} in {time.perf_counter() - start:.1f} s", file=sys.stderr)
     return llm
 

@@ -37,7 +37,7 @@
 | `torch_moe_fused` | `fused_moe.py` |
 | `torch_moe_router` | `router.py` |
 | `torch_pointwise` | `pointwise_op.py` |
-| `triton_cached_attention` | `triton/cached_attention.py` |
+| `triton_cached_attention`, `invariant_cached_attention` | `triton/cached_attention.py` |
 | `triton_cached_mla` | `triton/cached_mla.py` |
 | `triton_cached_causal_conv1d` | `triton/cached_causal_conv.py` |
 | `triton_cached_ssm`, `triton_cached_selective_scan` | `triton/cached_ssm.py` |
@@ -48,14 +48,15 @@
 | `triton_rope_cached`, `triton_norm_rope` | `triton/rope.py` |
 | `triton_fused_swiglu_mlp` | `triton/swiglu.py` |
 | `triton_fused_rmsnorm_gated` | `triton/rmsnorm_gated.py` |
-| `triton_moe_fused` | `triton/moe.py` |
+| `triton_moe_fused`, `invariant_moe_fused` | `triton/moe.py` |
 | `triton_moe_router` | `triton/router.py` |
 | `triton_pointwise` | `triton/pointwise.py` |
-| `triton_fused_linear` | `triton/linear.py` |
+| `triton_fused_linear`, `invariant_fused_linear` | `triton/linear.py` |
 
 A `torch_*` op is the reference: it runs anywhere and says what the op means. The `triton_*` op of the same name has the
 same arguments; it is there when the package triton is (`has_triton`), and needs a CUDA device, or Triton's interpreter
-(`TRITON_INTERPRET=1` in the environment before triton is imported).
+(`TRITON_INTERPRET=1` in the environment before triton is imported). An `invariant_*` op is the `triton_*` one whose
+results for a row of its input are the same, bit for bit, whatever other rows there are.
 """
 
 from __future__ import annotations

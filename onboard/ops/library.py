@@ -59,6 +59,11 @@ def register_op(
     return register
 
 
+def schema_of(name: str) -> str:
+    """Return the schema of a registered op, for another one that is to have the same: for `register_op`."""
+    return str(getattr(getattr(torch.ops, NAMESPACE), name).default._schema).partition(name)[2]
+
+
 def plain_function(op: Any) -> Any:
     """Return the Python function behind an operator of ours, which costs less to call; any other one as it is."""
     packet = op.overloadpacket if isinstance(op, OpOverload) else op

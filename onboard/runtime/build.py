@@ -49,13 +49,17 @@ def build_engine(
         check_cached(gm, context)
     else:
         gm = _run_checked(pipeline, context, observer)
+    composite = _composite(context) if context.factory.eager_modules else None
+    if runtime.batch_invariant:
+        _check_invariant(context)
+        composite = None
     return Engine(
         gm,
         context.cache,
         tokenizer=Tokenizer.load(checkpoint),
         eos_token_ids=eos_token_ids(checkpoint, context.factory.text_config),
         vocab_size=getattr(context.factory.text_config, "vocab_size", None),
-        composite=_composite(context) if context.factory.eager_modules else None,
+        composite=composite,
         rope=length_dependent_rope(context.factory.text_config.to_dict()),
         reuse=context.runtime.kv_cache_config.enable_block_reuse,
         overlap=_overlaps(context),
@@ -111,6 +115,17 @@ def check_cached(gm: nn.Module, context: TransformContext) -> None:
         if graph:
             raise _no_cache(context)
         raise OnboardError("no attention of the model goes through transformers' interface", hint=written_out)
+
+
+def _check_invariant(context: TransformContext) -> None:
+    """Raise `UsageError` where nothing made the graph independent of the batch; what it leaves out is a fact."""
+    if not any(entry.key == "make_batch_invariant" and entry.num_matches for entry in context.history):
+        raise UsageError(
+            f"batch_invariant is set, and nothing does it in mode {context.runtime.mode}",
+            hint="Use mode graph, with make_batch_invariant enabled",
+        )
+    if context.factory.eager_modules:
+        context.facts.append("batch_invariant: prompts are text alone, towers may round differently")
 
 
 def _no_cache(context: TransformContext) -> OnboardError:

@@ -80,6 +80,7 @@ class LLM:
     folder. `config` (a path, a mapping or a `RuntimeConfig`) replaces the model's registered configuration.
     `device="auto"` is a GPU where there is one; `dtype="auto"` the checkpoint's there, float32 on the CPU. `mode` "hf"
     or "transformers" runs transformers' own model, which need not be onboarded; `engine.facts` says what that loses.
+    `batch_invariant=True` makes answers independent of what else is in the batch, bit for bit, or says why it cannot.
     """
 
     def __init__(
@@ -91,11 +92,13 @@ class LLM:
         world_size: int = 1,
         config: ConfigLike = None,
         mode: Mode = "graph",
+        batch_invariant: bool = False,
     ) -> None:
         if world_size > 1:
             raise UsageError(f"world_size is {world_size} and models run on one device", hint="Set it to 1")
         folder = Path.cwd() if root is None else Path(root).expanduser()
         overrides = {"device": device, "dtype": dtype, "world_size": world_size, "mode": mode}
+        overrides["batch_invariant"] = batch_invariant
         self.runtime: RuntimeConfig = resolve_config(str(model), folder, config, overrides)
         checkpoint = find_checkpoint(self.runtime)
         self.engine: Engine = build_engine(checkpoint, self.runtime, root=folder, model=str(model))

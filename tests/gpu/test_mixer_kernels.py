@@ -1,4 +1,4 @@
-"""The tests of the kernels of mixers and mixtures, which the CPU runs interpreted, on a GPU; and captured decode."""
+"""The tests of the kernels of mixers, mixtures and invariant rows, which the CPU runs interpreted, on a GPU."""
 
 from __future__ import annotations
 
@@ -15,4 +15,5 @@ UNIT = Path(__file__).resolve().parents[1] / "unit" / "ops"
 
 def test_kernels_are_right_on_the_device() -> None:
     """In a process of its own, whose imports find the tests' support files."""
-    run_apart(UNIT, "interpreted_mixers.py", "interpreted_moe.py", interpreted=False)
+    files = [f"interpreted_{name}.py" for name in ("mixers", "moe", "invariant")]
+    run_apart(UNIT, *files, interpreted=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -37,7 +38,8 @@ class FuseLinears(BaseTransform[FuseLinearsConfig]):
     """Replace linear layers by `triton_fused_linear` and let it do what stands around them.
 
     Its kernels read weights at the memory's speed where tokens are few, that is in decode; for many it is the library's
-    product. There are kernels for 16-bit types; other layers, and all on other back ends, stay as they are.
+    product. There are kernels for 16-bit types; other layers, and all on other back ends, stay as they are. A
+    run with `batch_invariant` needs them for float32, too.
     """
 
     config_class = FuseLinearsConfig
@@ -47,9 +49,10 @@ class FuseLinears(BaseTransform[FuseLinearsConfig]):
         assert isinstance(gm, fx.GraphModule)
         if choose_backend(self.config.backend, context, self.key) != "triton":
             return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
+        dtypes = (*_DTYPES, torch.float32) if context.runtime.batch_invariant else _DTYPES
         for block in nodes_of(gm, *_BLOCKS):
-            _split_block(gm, block)
-        linears = [_fuse(gm, node) for node in nodes_of(gm, *LINEARS) if _fits(gm, node)]
+            _split_block(gm, block, dtypes)
+        linears = [_fuse(gm, node) for node in nodes_of(gm, *LINEARS) if _fits(gm, node, dtypes)]
         for node in linears:
             node = _take_in_gate(gm, node)
             node = _take_in_sum(gm, node)
@@ -58,20 +61,20 @@ class FuseLinears(BaseTransform[FuseLinearsConfig]):
         return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
 
 
-def _fits(gm: fx.GraphModule, linear: fx.Node) -> bool:
-    """Whether a linear has a kernel: a weight that is at hand, of a 16-bit type, which its input has, too."""
+def _fits(gm: fx.GraphModule, linear: fx.Node, dtypes: Container[torch.dtype]) -> bool:
+    """Whether a linear has a kernel: a weight that is at hand, of one of the dtypes, which its input has, too."""
     values = arguments(linear)
     weight, value = attr_tensor(gm, values["weight"]), values["input"].meta.get("val")
     if weight is None or value is None or not weight.is_contiguous():
         return False
-    return weight.dtype == value.dtype and weight.dtype in _DTYPES
+    return weight.dtype == value.dtype and weight.dtype in dtypes
 
 
-def _split_block(gm: fx.GraphModule, block: fx.Node) -> None:
+def _split_block(gm: fx.GraphModule, block: fx.Node, dtypes: Container[torch.dtype]) -> None:
     """Write a gated feed-forward block out as two linears and what is between them, if there are kernels for it."""
     values = arguments(block)
     weight = attr_tensor(gm, values["gate_up_weight"])
-    if weight is None or weight.dtype not in _DTYPES or values["activation"] not in KERNEL_ACTIVATIONS:
+    if weight is None or weight.dtype not in dtypes or values["activation"] not in KERNEL_ACTIVATIONS:
         return
     linear, gate = torch.ops.aten.linear.default, _ops.triton_silu_and_mul.default
     x = insert_call(gm, block, linear, values["input"], values["gate_up_weight"], values["gate_up_bias"], like=block)

@@ -204,7 +204,7 @@ def attention_kernel(
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, LOGIT_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    SPLIT: tl.constexpr, WRITE: tl.constexpr, DOT_TYPE: tl.constexpr,
+    SPLIT: tl.constexpr, WRITE: tl.constexpr, MASK_ALL: tl.constexpr, DOT_TYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
     OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
@@ -213,6 +213,7 @@ def attention_kernel(
     With WRITE each sequence has one new token: the program whose share holds it stores it, and takes it from the
     arguments, not from the cache, so that no program waits for another. With SPLIT out is [tokens, heads, splits,
     value_dim] float32 of parts, each normalised by itself, and lse the base-2 logarithm of what each was divided by.
+    With MASK_ALL all tiles take the same instructions, those that need no mask, too.
     """
     sequence, kv_head = tl.program_id(2), tl.program_id(1)
     block, split = tl.program_id(0) // splits, tl.program_id(0) % splits
@@ -249,7 +250,7 @@ def attention_kernel(
             k_stride_page, k_stride_slot, v_stride_page, v_stride_slot,
             DIM, VALUE_DIM, PAGE, LOGIT_CAP, BLOCK_DIM, BLOCK_VALUE,
         )  # fmt: skip
-    elif WINDOW is None and CHUNK is None:
+    elif WINDOW is None and CHUNK is None and not MASK_ALL:
         whole = low + tl.maximum(tl.minimum(high, first_position + 1) - low, 0) // BLOCK_N * BLOCK_N
         peak, total, mixed = _attend_tiles(
             peak, total, mixed, query, position, slope, low, whole, scale, table_ptr, k_cache_ptr, v_cache_ptr,

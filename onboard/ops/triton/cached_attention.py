@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onboard.ops.cached_attention import fake_cached_attention
 from onboard.ops.dense_prefill import attend_whole_prompts, takes_whole_prompts
-from onboard.ops.library import register_op
+from onboard.ops.library import register_op, schema_of
 from onboard.ops.triton.attention_kernels import attention_kernel, combine_kernel, write_cache_kernel
 from onboard.ops.triton.launch import (
     dot_type,
@@ -30,6 +30,8 @@ from onboard.ops.triton.launch import (
 MOST_SPLITS = 64
 PROGRAMS_PER_PROCESSOR = 4
 """Decode programs for each multiprocessor: enough loads in flight, and sequences of unlike lengths even out."""
+INVARIANT_ROWS = 64
+"""Rows of every tile where results may not depend on the batch: the fewest that use the same instruction as more do."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,14 @@ class _Plan:
     tiles: _Tiles
 
 
-def _plan(query: Tensor, v_cache: Tensor, block_table: Tensor, sequences: int, longest_query: int) -> _Plan:
+def _plan(
+    query: Tensor, v_cache: Tensor, block_table: Tensor, sequences: int, longest_query: int, invariant: bool
+) -> _Plan:
     _, kv_heads, page_size, value_dim = v_cache.shape
     _, heads, dim = query.shape
-    decode, rows = longest_query == 1, longest_query * heads // kv_heads
-    tiles = _choose_tiles(rows, max(tile_width(dim), tile_width(value_dim)), query.dtype, decode)
+    decode, rows = longest_query == 1 and not invariant, longest_query * heads // kv_heads
+    tile_rows, channels = INVARIANT_ROWS if invariant else rows, max(tile_width(dim), tile_width(value_dim))
+    tiles = _choose_tiles(tile_rows, channels, query.dtype, decode)
     blocks, most_keys = triton.cdiv(rows, tiles.rows), block_table.shape[1] * page_size
     programs = blocks * kv_heads * sequences
     wanted = PROGRAMS_PER_PROCESSOR * processors(query.device) // programs
@@ -129,17 +134,38 @@ def triton_cached_attention(
     Where all sequences of a step begin with it, nothing has to be read from pages: `onboard.ops.dense_prefill`.
     `batch_info_host` says which kernels run: a captured decode step may be replayed for the same number of sequences.
     """
+    return _attend(
+        False, query, key, value, cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host, k_cache, v_cache,
+        sinks, scale, sliding_window, logit_cap, alibi_slopes, chunk_size,
+    )  # fmt: skip
+
+
+@register_op(fake_cached_attention, mutates=("k_cache", "v_cache"), schema=schema_of("triton_cached_attention"))
+def invariant_cached_attention(*arguments: Any) -> Tensor:
+    """`triton_cached_attention` whose rows are the same, bit for bit, in every step: alone, with others, in chunks.
+
+    A row meets the keys of its sequence in order, in tiles that begin where its pages say, in one program.
+    """
+    return _attend(True, *arguments)
+
+
+def _attend(
+    invariant: bool, query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, kv_lens: Tensor,
+    block_table: Tensor, slot_mapping: Tensor, batch_info_host: Tensor, k_cache: Tensor, v_cache: Tensor,
+    sinks: Tensor | None = None, scale: float | None = None, sliding_window: int | None = None,
+    logit_cap: float | None = None, alibi_slopes: Tensor | None = None, chunk_size: int | None = None,
+) -> Tensor:  # fmt: skip
     require_device(query)
     q, k, v = (last_contiguous(t)[0] for t in (query, key, value))
     (tokens, heads, dim), (kv_heads, value_dim) = q.shape, v.shape[1:]
     sequences, _, longest_query, *_ = batch_info_host.tolist()
-    plan = _plan(q, v_cache, block_table, sequences, longest_query)
+    plan = _plan(q, v_cache, block_table, sequences, longest_query, invariant)
     # Rows that no sequence owns must be zeros; a decode batch has none, it is padded with whole sequences.
     new = q.new_empty if plan.decode and tokens == sequences else q.new_zeros
     if not plan.decode:
         _write(k, v, slot_mapping, k_cache, v_cache)
-        options = (sinks, sliding_window, logit_cap, alibi_slopes, chunk_size)
-        if all(each is None for each in options) and takes_whole_prompts(q, k, v, k_cache, batch_info_host):
+        plain = all(each is None for each in (sinks, sliding_window, logit_cap, alibi_slopes, chunk_size))
+        if plain and not invariant and takes_whole_prompts(q, k, v, k_cache, batch_info_host):
             return attend_whole_prompts(q, k, v, cu_seqlens, batch_info_host, scale)[None]
     out = parts = lse = new((tokens, heads, value_dim))
     if plan.splits > 1:
@@ -156,7 +182,7 @@ def triton_cached_attention(
         *k_cache.stride()[:3], *v_cache.stride()[:3],
         GROUP=heads // kv_heads, KV_HEADS=kv_heads, DIM=dim, PAGE=k_cache.shape[2], LOGIT_CAP=logit_cap,
         HAS_SLOPES=alibi_slopes is not None,
-        SPLIT=plan.splits > 1, WRITE=plan.decode, DOT_TYPE=dot_type(q.dtype),
+        SPLIT=plan.splits > 1, WRITE=plan.decode, MASK_ALL=invariant, DOT_TYPE=dot_type(q.dtype),
         BLOCK_M=plan.tiles.rows, BLOCK_DIM=tile_width(dim), **common,
         num_warps=plan.tiles.num_warps, num_stages=plan.tiles.num_stages, **overlaps(q.device),
     )  # fmt: skip

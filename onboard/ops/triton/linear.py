@@ -34,6 +34,9 @@ class Tiles:
     num_warps: int
     num_stages: int = 1
     splits: int = 1
+    """Programs that share the columns of a tile."""
+    shares: int = 1
+    """Parts in which one program sums them up."""
     ahead: int = 0
     """Columns of the weight that are fetched into the L2 cache before the kernel before has ended."""
 
@@ -54,9 +57,33 @@ def choose_tiles(rows: int, outputs: int, columns: int, device: torch.device) ->
     short = outputs <= 2048
     width = 32 if short and tokens <= 16 else 64
     programs = triton.cdiv(outputs, width)
+    splits = _splits(programs, columns, many)
+    return Tiles(tokens if short else max(16, tokens), width, 128, 4, 5, splits, ahead=1024 if short else 0)
+
+
+def _splits(programs: int, columns: int, many: int) -> int:
+    """In how many parts, a power of two, `programs` of at most `many` sum up columns so that enough are at work."""
     splits = 1 if programs > many // 3 and columns < 8192 else min(columns // 512, many // programs)
-    splits = 1 << max(1, splits).bit_length() - 1
-    return Tiles(tokens if short else max(16, tokens), width, 128, 4, 5, splits, 1024 if short else 0)
+    return 1 << max(1, splits).bit_length() - 1
+
+
+def choose_invariant_tiles(rows: int, outputs: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tiles:
+    """Tiles with which a token's products are the same, bit for bit, however many `rows` of tokens there are.
+
+    The weight alone decides in what order its columns are summed up, and the matrix instruction is always the one for
+    64 rows of it: it takes any number of tokens, each of which has sums of its own.
+    """
+    if dtype == torch.float32:
+        return Tiles(16, 64, 32, num_warps=4, num_stages=2)
+    many = processors(device)
+    wide = outputs >= 128 * many
+    parts = 1 if wide else _splits(triton.cdiv(outputs, 64), columns, many)
+    if rows > MOST_ROWS:
+        return Tiles(128, 128, 128, num_warps=8, num_stages=3, shares=parts)
+    tokens = max(16, triton.next_power_of_2(rows))
+    if wide:
+        return Tiles(tokens, 128, 128, num_warps=8, num_stages=3 if tokens > 32 else 4)
+    return Tiles(tokens, 64, 128, num_warps=4, num_stages=5, splits=parts)
 
 
 @cache
@@ -67,14 +94,15 @@ def _counters(address: int, device: torch.device) -> Tensor:
 
 def _launch(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, norm: Tensor | None, eps: float, act: str,
+    tiles: Tiles | None = None,
 ) -> Tensor:  # fmt: skip
-    """Run the kernel for x [rows, columns]; return [rows, outputs]."""
-    if norm is not None and len(x) > 1:
+    """Run the kernel that the tiles are for, with x [rows, columns]; return [rows, outputs]."""
+    tiles = tiles or choose_tiles(len(x), len(weight), x.shape[1], x.device)
+    if norm is not None and tiles.rows > 1:
         x, norm = triton_rmsnorm(x, norm, eps), None
     (rows, columns), gated = x.shape, bool(act)
     outputs = len(weight) // 2 if gated else len(weight)
     out = x.new_empty(rows, outputs)
-    tiles = choose_tiles(rows, len(weight), columns, x.device)
     width = max(2, tiles.outputs) if gated else tiles.outputs
     programs = triton.cdiv(outputs, width // 2 if gated else width)
     flags = {
@@ -86,20 +114,21 @@ def _launch(
         "num_warps": tiles.num_warps,
         **overlaps(x.device),
     }
-    if rows == 1:
+    if tiles.rows == 1:
         vector_kernel[(programs,)](
             out, x, weight, bias, residual, norm, outputs, columns, eps, HAS_NORM=norm is not None, **flags
         )
         return out
     parts = arrived = None
+    blocks = triton.cdiv(rows, tiles.rows)
     if tiles.splits > 1:
-        parts = x.new_empty(programs * tiles.splits * width * tiles.rows, dtype=torch.float32)
+        parts = x.new_empty(programs * blocks * tiles.splits * width * tiles.rows, dtype=torch.float32)
         arrived = _counters(weight.data_ptr(), x.device)
-        assert programs <= _COUNTERS
-    matrix_kernel[(programs, tiles.splits)](
-        out, x, weight, bias, residual, parts, arrived, rows, outputs, columns,
-        SPLITS=tiles.splits, BM=tiles.rows, STAGES=tiles.num_stages, EVEN=columns % tiles.columns == 0,
-        DOT_TYPE=dot_type(x.dtype), AHEAD=tiles.ahead, **flags,
+        assert programs * blocks <= _COUNTERS
+    matrix_kernel[(programs * blocks, tiles.splits)](
+        out, x, weight, bias, residual, parts, arrived, rows, outputs, columns, blocks,
+        SPLITS=tiles.splits, SHARES=tiles.shares, BM=tiles.rows, STAGES=tiles.num_stages,
+        EVEN=columns % tiles.columns == 0, DOT_TYPE=dot_type(x.dtype), AHEAD=tiles.ahead, **flags,
     )  # fmt: skip
     return out
 
@@ -132,10 +161,28 @@ def triton_fused_linear(
     normalised by a kernel of its own: a number that has not been divided yet may be too large for it.
     """
     require_device(input)
-    x = input.reshape(-1, input.shape[-1]).contiguous()  # a slice of a wider projection has gaps between its rows
-    outputs = len(weight) // 2 if activation else len(weight)
-    residual = None if residual is None else residual.reshape(-1, outputs).contiguous()
+    x, residual = _as_rows(input), None if residual is None else _as_rows(residual)
     if norm_weight is not None and x.dtype == torch.float16:
         x, norm_weight = triton_rmsnorm(x, norm_weight, eps), None
     run = _launch if 0 < len(x) <= MOST_ROWS else _compose
-    return run(x, weight, bias, residual, norm_weight, eps, activation).view(*input.shape[:-1], outputs)
+    y = run(x, weight, bias, residual, norm_weight, eps, activation)
+    return y.view(*input.shape[:-1], y.shape[-1])
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+@register_op(fake_fused_linear)
+def invariant_fused_linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
+    norm_weight: Tensor | None = None, eps: float = 0.0, activation: str = "",
+) -> Tensor:  # fmt: skip
+    """`triton_fused_linear` whose rows are the same, bit for bit, whatever other rows there are; float32, too."""
+    require_device(input)
+    if not input.numel():
+        return fake_fused_linear(input, weight, activation=activation)
+    x, residual = _as_rows(input), None if residual is None else _as_rows(residual)
+    tiles = choose_invariant_tiles(len(x), len(weight), x.shape[1], x.dtype, x.device)
+    y = _launch(x, weight, bias, residual, norm_weight, eps, activation, tiles)
+    return y.view(*input.shape[:-1], y.shape[-1])

@@ -54,7 +54,7 @@ def _finish(
         n = tile * HALF + tl.arange(0, HALF)
     else:
         n = tile * BN + tl.arange(0, BN)
-    place = row[None, :] * outputs + n[:, None]
+    place = row[None, :].to(tl.int64) * outputs + n[:, None]
     inside = (row < rows)[None, :] & (n < outputs)[:, None]
     if HAS_RESIDUAL:
         sums += tl.load(residual_ptr + place, mask=inside, other=0.0).to(tl.float32)
@@ -120,19 +120,41 @@ def _joined(sums, parts_ptr, arrived_ptr, tile, split, splits, BM: tl.constexpr,
 
 
 @triton.jit
-def matrix_kernel(
-    out_ptr, x_ptr, w_ptr, bias_ptr, residual_ptr, parts_ptr, arrived_ptr, rows, outputs, columns,
-    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    SPLITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr, DOT_TYPE: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
+def _products(
+    rows_ptr, x_ptr, inside, low, high, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+    EVEN: tl.constexpr, DOT_TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Up to BM tokens: a program computes BN products of each, over one of SPLITS shares of the columns.
+    """Return the products [BN, BM] of rows of the weight and of x over the columns low..high."""
+    k = tl.arange(0, BK)
+    sums = tl.zeros([BN, BM], tl.float32)
+    for start in tl.range(low, high, BK, num_stages=STAGES):
+        column = start + k
+        if EVEN:
+            w = tl.load(rows_ptr[:, None] + column[None, :])
+            x = tl.load(x_ptr + column[None, :], mask=inside[:, None], other=0.0)
+        else:
+            w = tl.load(rows_ptr[:, None] + column[None, :], mask=(column < high)[None, :], other=0.0)
+            x = tl.load(x_ptr + column[None, :], mask=inside[:, None] & (column < high)[None, :], other=0.0)
+        sums = tl.dot(w.to(DOT_TYPE), tl.trans(x.to(DOT_TYPE)), sums, input_precision="ieee")
+    return sums
 
-    The weight is the wide side of the matrix products, so that tokens need not be padded to a full tile.
+
+@triton.jit
+def matrix_kernel(
+    out_ptr, x_ptr, w_ptr, bias_ptr, residual_ptr, parts_ptr, arrived_ptr, rows, outputs, columns, blocks,
+    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    SPLITS: tl.constexpr, SHARES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, DOT_TYPE: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One of `blocks` blocks of BM tokens: a program computes BN products of each.
+
+    The columns are summed up in shares: SPLITS programs take one each, or one program takes SHARES, one after the
+    other; as many shares of either kind give the same sums. The weight is the wide side of the matrix products, so that
+    tokens need not be padded to a full tile.
     """
-    tile, split = tl.program_id(0), tl.program_id(1)
+    tile, split = tl.program_id(0) // blocks, tl.program_id(1)
     weight_row = _weight_rows(tile, outputs, ACTIVATION is not None, BN)
-    share = tl.cdiv(tl.cdiv(columns, BK), SPLITS) * BK
+    share = tl.cdiv(tl.cdiv(columns, BK), SPLITS * SHARES) * BK
     low = split * share
     high = tl.minimum(low + share, columns)
     rows_ptr = w_ptr + weight_row.to(tl.int64) * columns
@@ -141,19 +163,13 @@ def matrix_kernel(
         size = tl.where((weight_row >= 0)[:, None] & (ahead + 64 <= high)[None, :], 128, 0)
         _prefetch(rows_ptr[:, None] + ahead[None, :], size)
     wait_for_inputs(OVERLAP)
-    k = tl.arange(0, BK)
-    row = tl.arange(0, BM)
+    row = tl.program_id(0) % blocks * BM + tl.arange(0, BM)
     x_ptr += row[:, None].to(tl.int64) * columns
-    sums = tl.zeros([BN, BM], tl.float32)
-    for start in tl.range(low, high, BK, num_stages=STAGES):
-        column = start + k
-        if EVEN:
-            w = tl.load(rows_ptr[:, None] + column[None, :])
-            x = tl.load(x_ptr + column[None, :], mask=(row < rows)[:, None], other=0.0)
-        else:
-            w = tl.load(rows_ptr[:, None] + column[None, :], mask=(column < high)[None, :], other=0.0)
-            x = tl.load(x_ptr + column[None, :], mask=(row < rows)[:, None] & (column < high)[None, :], other=0.0)
-        sums = tl.dot(w.to(DOT_TYPE), tl.trans(x.to(DOT_TYPE)), sums, input_precision="ieee")
+    sums = _products(rows_ptr, x_ptr, row < rows, low, high, BM, BN, BK, STAGES, EVEN, DOT_TYPE)
+    if SHARES > 1:
+        for part in range(1, SHARES):
+            high = tl.minimum(part * share + share, columns)
+            sums += _products(rows_ptr, x_ptr, row < rows, part * share, high, BM, BN, BK, STAGES, EVEN, DOT_TYPE)
     if SPLITS > 1:
         last, sums = _joined(sums, parts_ptr, arrived_ptr, tile, split, SPLITS, BM, BN)
         if not last:

@@ -14,7 +14,7 @@ import triton
 from torch import Tensor
 
 from onboard.ops.activation import KERNEL_ACTIVATIONS
-from onboard.ops.library import register_op
+from onboard.ops.library import register_op, schema_of
 from onboard.ops.moe import fake_moe
 from onboard.ops.triton.launch import dot_type, last_contiguous, overlaps, power_of_two, require_device
 from onboard.ops.triton.moe_kernels import (
@@ -98,6 +98,11 @@ def tiles_for(pairs: int, experts: int, dtype: torch.dtype) -> Tiles:
     return Tiles(128, 256, 64, 8, 4)
 
 
+def invariant_tiles(dtype: torch.dtype) -> Tiles:
+    """Return tiles that do not depend on the number of pairs, with the instruction of large ones."""
+    return Tiles(16, 64, 32, 4, 2) if dtype == torch.float32 else Tiles(64, 128, 64, 4, 4)
+
+
 @register_op(fake_moe)
 def triton_moe_fused(
     x: Tensor,
@@ -114,15 +119,32 @@ def triton_moe_fused(
     up_offset: float = 0.0,
 ) -> Tensor:
     """`torch_moe_fused` as kernels: a sort, two grouped products and the sum; products add up in float32."""
+    return _fused(
+        False, x, selected_experts, routing_weights, w3_w1_stacked_weight, w2_stacked_weight, is_gated_mlp, act_fn,
+        w3_w1_stacked_bias, w2_stacked_bias, limit, alpha, up_offset,
+    )  # fmt: skip
+
+
+@register_op(fake_moe, schema=schema_of("triton_moe_fused"))
+def invariant_moe_fused(*arguments: Any) -> Tensor:
+    """`triton_moe_fused` whose rows are the same, bit for bit, whatever other rows there are."""
+    return _fused(True, *arguments)
+
+
+def _fused(
+    invariant: bool, x: Tensor, selected: Tensor, routing: Tensor, up: Tensor, down: Tensor,
+    gated: bool = True, act_fn: str = "silu", up_bias: Tensor | None = None, down_bias: Tensor | None = None,
+    limit: float | None = None, alpha: float | None = None, up_offset: float = 0.0,
+) -> Tensor:  # fmt: skip
     require_device(x)
     tokens = last_contiguous(x.reshape(-1, x.shape[-1]))
-    selected = selected_experts.reshape(len(tokens), -1).contiguous()
-    routing = routing_weights.reshape(len(tokens), -1).contiguous()
-    activation = Activation(is_gated_mlp, act_fn, limit, alpha, up_offset)
-    weights = (w3_w1_stacked_weight, w3_w1_stacked_bias, w2_stacked_weight, w2_stacked_bias)
+    selected = selected.reshape(len(tokens), -1).contiguous()
+    routing = routing.reshape(len(tokens), -1).contiguous()
     if not tokens.numel():
         return fake_moe(x)
-    return mixture(tokens, selected, routing, weights, activation).view(x.shape)
+    tiles = invariant_tiles(x.dtype) if invariant else tiles_for(selected.numel(), len(down), x.dtype)
+    activation = Activation(gated, act_fn, limit, alpha, up_offset)
+    return mixture(tokens, selected, routing, (up, up_bias, down, down_bias), activation, tiles).view(x.shape)
 
 
 Weights = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
@@ -135,15 +157,14 @@ def mixture(
     routing: Tensor,
     weights: Weights,
     activation: Activation,
-    tiles: tuple[Tiles, Tiles] | None = None,
+    tiles: Tiles,
 ) -> Tensor:
     """Return the mixture's output [tokens, hidden], each chosen expert's weights read once a block of its tokens."""
     (tokens, top), (experts, hidden, inner) = selected.shape, weights[2].shape
-    first, second = tiles or (tiles_for(selected.numel(), experts, x.dtype),) * 2
-    routed = Routed(None, selected) if tokens == 1 else route(selected, experts, first.m)
+    routed = Routed(None, selected) if tokens == 1 else route(selected, experts, tiles.m)
     middle, parts = x.new_empty(tokens * top, inner), x.new_empty(tokens * top, hidden)
-    _up(middle, x, weights, activation, routed, top, first)
-    _down(parts, middle, weights, routing, routed, second)
+    _up(middle, x, weights, activation, routed, top, tiles)
+    _down(parts, middle, weights, routing, routed, tiles)
     out = x.new_empty(tokens, hidden)
     block = min(COMBINE_BLOCK, power_of_two(hidden))
     combine_experts_kernel[(tokens, triton.cdiv(hidden, block))](

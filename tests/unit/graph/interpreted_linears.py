@@ -8,6 +8,8 @@ from fusion_support import apply, context_for, exported, random_state, targets
 from graph_support import rmse
 from torch import nn
 
+from onboard.errors import OnboardError
+
 ops = torch.ops.onboard
 FUSED = "onboard.triton_fused_linear.default"
 
@@ -89,3 +91,23 @@ def test_float32_stays_the_librarys(on_gpu):
     gm, info, _ = apply("fuse_linears", gm, on_gpu)
     assert info.num_matches == 0
     assert rmse(gm(x).double(), expected) <= 1e-5
+
+
+def test_a_batch_invariant_graph_has_no_other_products(on_gpu):
+    on_gpu.runtime = on_gpu.runtime.model_copy(update={"batch_invariant": True})
+    gm, x, expected = _case(torch.float32)
+    before = gm(x)
+    for key in ("fuse_rmsnorm", "fuse_silu_mul", "fuse_linears"):
+        gm, info, _ = apply(key, gm, on_gpu)
+    gm, info, _ = apply("make_batch_invariant", gm, on_gpu)
+    assert info.num_matches == targets(gm).count("onboard.invariant_fused_linear.default") == 7
+    assert gm.code.count("ops.onboard.invariant_fused_linear") == 7
+    assert rmse(gm(x), expected) < 1e-6
+    assert rmse(before, expected) < 1e-6
+
+
+def test_a_product_without_an_invariant_form_is_refused(on_gpu):
+    gm, _, _ = _case()
+    on_gpu.runtime = on_gpu.runtime.model_copy(update={"batch_invariant": True})
+    with pytest.raises(OnboardError, match="batch_invariant: the graph has aten.linear.default, onboard.torch_fused"):
+        apply("make_batch_invariant", gm, on_gpu)

@@ -16,7 +16,7 @@ from onboard.ops.library import op_sources
 
 ops = torch.ops.onboard
 
-INTERPRETED = ("interpreted_kernels.py", "interpreted_linear.py", "interpreted_mixers.py", "interpreted_moe.py")
+INTERPRETED = tuple(f"interpreted_{name}.py" for name in ("kernels", "linear", "mixers", "moe", "invariant"))
 
 
 @pytest.mark.slow
@@ -34,6 +34,12 @@ def test_both_back_ends_have_the_same_signature(name: str) -> None:
     names = name.replace("triton_", "torch_"), name
     schemas = [str(getattr(ops, each).default._schema) for each in names]
     assert schemas[0].replace("torch_", "triton_") == schemas[1]
+
+
+@pytest.mark.parametrize("name", sorted(name for name in op_sources() if name.startswith("invariant_")))
+def test_what_is_invariant_takes_the_place_of_a_kernel(name: str) -> None:
+    schema = str(getattr(ops, name.replace("invariant_", "triton_")).default._schema)
+    assert schema.replace("triton_", "invariant_") == str(getattr(ops, name).default._schema)
 
 
 def test_without_triton_the_reference_ops_remain() -> None:

@@ -51,6 +51,14 @@ def test_run_refuses_bad_input_in_one_line(llama: Tiny, monkeypatch: pytest.Monk
         _invoke(run, llama.checkpoint, "--token-ids", "1", "--top-p", 2.0)
 
 
+def test_what_cannot_be_batch_invariant_is_refused(llama: Tiny) -> None:
+    options = ["--root", llama.root, "--device", "cpu", "--token-ids", "1,2,3", "--batch-invariant"]
+    with pytest.raises(UsageError, match="batch_invariant needs Triton's kernels; this is cpu with torch"):
+        _invoke(run, llama.checkpoint, *options)
+    with pytest.raises(UsageError, match="nothing does it in mode transformers"):
+        _invoke(run, llama.checkpoint, *options, "--mode", "transformers")
+
+
 def test_verify_prints_a_row_for_each_transform_and_exits_by_the_verdict(
     llama: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
