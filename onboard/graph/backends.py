@@ -8,6 +8,7 @@ import torch
 
 from onboard.graph.context import TransformContext
 from onboard.ops import has_triton
+from onboard.ops.fla_delta_rule import has_fla
 
 Backend = Literal["auto", "flashinfer", "trtllm", "triton", "torch"]
 """What a transform's configuration may ask for; auto: the best that there is."""
@@ -25,7 +26,7 @@ def choose_backend(requested: str, context: TransformContext, asked_by: str) -> 
 
 
 FOREIGN_BACKENDS = ("cuda", "fla", "flashinfer", "trtllm")
-"""Back ends of cached mechanisms that a configuration may name and that have no operators here."""
+"""Back ends of cached mechanisms that a configuration may name; of them only "fla" has an operator, see `has_fla`."""
 
 
 def cached_backend(requested: str | None, context: TransformContext, asked_by: str) -> str:
@@ -37,7 +38,7 @@ def cached_backend(requested: str | None, context: TransformContext, asked_by: s
     if requested is None:
         return context.attn_backend
     family = requested.split("_")[0]
-    if family not in FOREIGN_BACKENDS:
+    if family not in FOREIGN_BACKENDS or (family == "fla" and has_fla() and context.device.type == "cuda"):
         return family
     fact = f"{asked_by}: back end {requested} is not available here, {context.attn_backend} is used"
     context.facts.extend([fact] if fact not in context.facts else [])

@@ -40,6 +40,7 @@ _LIBRARIES = (
     "transformers",
     "numpy",
     "safetensors",
+    "flash-linear-attention",
     "flashinfer-python",
     "flash-linear-attention",
     "xdsl",

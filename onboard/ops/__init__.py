@@ -30,6 +30,7 @@
 | `torch_cached_causal_conv1d` | `cached_causal_conv.py` |
 | `torch_cached_ssm`, `torch_cached_selective_scan` | `cached_ssm.py` |
 | `torch_cached_gated_delta_rule`, `torch_cached_delta_rule` | `cached_delta_rule.py` |
+| `fla_cached_gated_delta_rule` | `fla_delta_rule.py` |
 | `torch_fused_add_rmsnorm`, `torch_silu_and_mul`, `torch_fused_swiglu_mlp` | `fused.py` |
 | `torch_rope_cached`, `torch_norm_rope`, `torch_fused_linear` | `fused.py` |
 | `torch_fused_rmsnorm_gated` | `fused_gated_norm.py` |

@@ -22,8 +22,15 @@ class GatedDeltaRuleDescriptor(StateDescriptor):
     cached_names: ClassVar[Mapping[str, str]] = {
         "torch": "torch_cached_gated_delta_rule",
         "triton": "triton_cached_gated_delta_rule",
+        "fla": "fla_cached_gated_delta_rule",
     }
     num_tensors = 5
+
+    def obstacle(self, backend: str, node: fx.Node) -> str:
+        """flash-linear-attention multiplies float32 in tf32, which is not what was asked for."""
+        if backend == "fla" and tensor_argument(node, 0).meta["val"].dtype.itemsize > 2:
+            return "flash-linear-attention takes 16-bit tensors"
+        return super().obstacle(backend, node)
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return one cache of states, in the recurrence's own dtype."""

@@ -30,6 +30,7 @@ from ragged import (
 
 import onboard.ops  # noqa: F401
 from onboard.errors import UsageError
+from onboard.ops.fla_delta_rule import has_fla
 from onboard.ops.triton import cached_delta_rule, cached_mla, cached_ssm
 
 ops: Any = torch.ops.onboard
@@ -131,6 +132,14 @@ def test_gated_delta_rule(step: str, key_heads: int, heads: int, key: int, value
 def test_gated_delta_rule_in_low_precision(step: str, dtype: torch.dtype) -> None:
     row = make_step(step)
     check_state("cached_gated_delta_rule", row, delta_rule(row, 2, 4, 16, 8, True, dtype), 9, LOW[dtype])
+
+
+@pytest.mark.skipif(DEVICE == "cpu" or not has_fla(), reason="needs a CUDA device, and flash-linear-attention")
+@pytest.mark.parametrize("step", STEPS)
+def test_gated_delta_rule_of_another_library(step: str) -> None:
+    row = make_step(step)
+    arguments = delta_rule(row, 2, 4, 64, 32, True, torch.bfloat16)
+    check("cached_gated_delta_rule", arguments, 9, row, LOW[torch.bfloat16], row.slots, "fla")
 
 
 @pytest.mark.parametrize("step", ["prefill", "decode"])

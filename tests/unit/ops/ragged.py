@@ -80,8 +80,10 @@ def double(values: list[Any]) -> list[Any]:
     return [v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in values]
 
 
-def check(name: str, arguments: list[Any], cache: int, row: Row, tolerance: float, used: Tensor) -> None:
-    """Compare `triton_<name>` with `torch_<name>` in float64: outputs, and the cache at position `cache`.
+def check(
+    name: str, arguments: list[Any], cache: int, row: Row, tolerance: float, used: Tensor, backend: str = "triton"
+) -> None:
+    """Compare `<backend>_<name>` with `torch_<name>` in float64: outputs, and the cache at position `cache`.
 
     `used` are the indices of the cache that the sequences own; others, but the spare 0, must stay as they were.
     """
@@ -89,7 +91,7 @@ def check(name: str, arguments: list[Any], cache: int, row: Row, tolerance: floa
     before = arguments[cache].clone()
     theirs = double(arguments)
     expected = getattr(ops, f"torch_{name}")(*theirs)
-    actual = getattr(ops, f"triton_{name}")(*arguments)
+    actual = getattr(ops, f"{backend}_{name}")(*arguments)
     assert actual.shape == expected.shape
     assert not actual[:, row.real_tokens :].any() or row.real_tokens + 2 == row.tokens  # zeros, or padding sequences
     assert relative_error(actual[:, : row.real_tokens], expected[:, : row.real_tokens]) < tolerance
