@@ -40,7 +40,6 @@ _LIBRARIES = (
     "transformers",
     "numpy",
     "safetensors",
-    "flash-linear-attention",
     "flashinfer-python",
     "flash-linear-attention",
     "xdsl",
