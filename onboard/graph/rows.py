@@ -29,6 +29,8 @@ class SequenceRows:
         """Whether some token of the step that was written last is drawn, and from a filtered distribution."""
         self.num_cached = np.zeros(slots, dtype=np.int64)
         """Leading tokens of each sequence whose keys and values are cached."""
+        self.room = np.zeros(slots, dtype=np.int64)
+        """Tokens for which each sequence has pages."""
         self.tables: npt.NDArray[np.int32] = np.zeros((groups, slots, pages_per_sequence), dtype=np.int32)
         """Pages of each sequence, by group; 0 where it has none."""
         self.changed = np.zeros(slots, dtype=np.bool_)
@@ -46,13 +48,13 @@ class SequenceRows:
         self.sampling[slot] = sampling
         self.keys[slot] = key
 
-    def write_sampling(self, host: HostFields, slots: IntArray, lengths: IntArray, *, again: bool = False) -> None:
-        """Write how the next tokens of sequences in `slots` are chosen, of which `lengths` tokens are known.
+    def write_sampling(self, host: HostFields, slots: IntArray, lengths: IntArray) -> None:
+        """Write how the next tokens of sequences in `slots` are chosen, of which `lengths` tokens are known."""
+        self._write_parameters(host, self.sampling[slots].T)
+        self.write_uniforms(host, slots, lengths)
 
-        `again`: it was written for the same sequences in the same slots last.
-        """
-        if not again:
-            self._write_parameters(host, self.sampling[slots].T)
+    def write_uniforms(self, host: HostFields, slots: IntArray, lengths: IntArray) -> None:
+        """Write the random numbers alone: of the sequences for which `write_sampling` was called last."""
         if self.drawn:
             host[CHOICE_NAMES[-1]][: len(slots)] = uniforms(self.keys[slots], lengths)
 

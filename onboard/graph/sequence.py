@@ -73,6 +73,7 @@ class SequenceInfo:
         """Captured decode batch sizes, ascending: a decode-only batch is padded up to the next one."""
         self._range = np.arange(max(self.max_num_tokens, max_batch_size) + 3)
         self._info = torch.zeros(5, dtype=torch.int32)
+        self._numbers = self._info.numpy()
         self.inputs: dict[str, torch.Tensor] = {}
         """Where the graph finds its inputs for this step: the same tensors for every decode batch of one size."""
         self.choice: dict[str, torch.Tensor] = {}
@@ -99,7 +100,7 @@ class SequenceInfo:
         )
         self.rows = SequenceRows(self.max_batch_size + 1, self.max_seq_len, self.pages_per_sequence, groups)
         self._shown: IntArray | None = None  # the slots whose pages the block tables show
-        self._gathered: IntArray | None = None  # the very slots of the last step that was gathered
+        self._decoded: IntArray | None = None  # the very slots of the last step, if it was a plain decode step
         self.set_decode_example(1)
 
     def set_rows(
@@ -114,18 +115,37 @@ class SequenceInfo:
 
         `lengths` None: one token each. The rest as for `set_batch`.
         """
-        step = self._step(self.rows.num_cached[slots], lengths, rope_length)
-        again = slots is self._gathered and step.longest == 1 and not rope_length
-        self._gathered = slots
-        slots = self._shown if again and self._shown is not None else padded(slots, step.padding, 0)
+        starts, plain = self.rows.num_cached[slots], not rope_length and position_ids is None
+        if slots is self._decoded and lengths is None and plain:
+            self._decode_on(slots, starts)
+            return
+        step = self._step(starts, lengths, rope_length)
+        self._decoded = slots if step.longest == 1 and plain else None
+        slots = padded(slots, step.padding, 0)
         owners = slots[step.sequence]
         page, layout = step.positions // self.page_size, self.buffer.layout_for(len(step.positions))
         layout.host["input_ids"][: len(owners)] = self.rows.tokens[owners, step.positions]
         for group, table in enumerate(self.rows.tables):
             self._write_mapping(layout, group, table[owners, page], step.positions)
         self._show(layout, slots)
-        self.rows.write_sampling(layout.host, slots, step.kv_lens, again=again)
+        self.rows.write_sampling(layout.host, slots, step.kv_lens)
         self._finish(layout, step, slots, step.ends - 1, rope_length, position_ids)
+
+    def _decode_on(self, slots: IntArray, starts: IntArray) -> None:
+        """Describe one more decode step of the sequences that the last one had: only what has changed is written."""
+        assert self._shown is not None
+        layout, sequences, longest = self.buffer.layout_for(len(self._shown)), len(slots), int(starts.max())
+        assert longest < self.max_seq_len
+        host, kv_lens, page = layout.host, starts + 1, starts // self.page_size
+        host["kv_lens"][:sequences] = kv_lens
+        host["input_ids"][:sequences] = self.rows.tokens[slots, starts]
+        host["position_ids"][:sequences] = starts + self.first_position
+        for group, table in enumerate(self.rows.tables):
+            self._write_mapping(layout, group, table[slots, page], starts)
+        self._show(layout, self._shown)
+        self.rows.write_uniforms(host, slots, kv_lens)
+        self._numbers[3] = longest + 1
+        self.buffer.written(layout)
 
     def set_batch(
         self,
@@ -158,7 +178,7 @@ class SequenceInfo:
         assert len(token_ids) == len(step.positions)
         layout = self.buffer.layout_for(len(token_ids))
         layout.host["input_ids"][: len(token_ids)] = token_ids
-        self._shown = self._gathered = None
+        self._shown = self._decoded = None
         for group, table in enumerate(tables):
             self._write_mapping(layout, group, table[step.sequence, step.positions // self.page_size], step.positions)
             shown = layout.host[table_names(group)[0]][: len(slots)]
@@ -276,7 +296,7 @@ class SequenceInfo:
         positions[:given] += self.first_position
         positions[given:] = max(rope_length - 1, 0)
         whole = step.longest > 1 and step.kv_lens.sum() == tokens
-        self._info.numpy()[:] = sequences, tokens, step.longest, step.kv_lens.max(), whole
+        self._numbers[:] = sequences, tokens, step.longest, step.kv_lens.max(), whole
         self.buffer.written(layout)
         self.inputs = self._views(layout, tokens, sequences, len(wanted))
         self.choice = layout.choices(sequences)

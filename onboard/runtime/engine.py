@@ -297,18 +297,23 @@ class Engine:
 
     def _take_in(self, flight: Flight) -> None:
         """Append the tokens of a step to its sequences, and retire those that have ended."""
-        chosen = self.scheduler.append(flight.step, flight.chosen())
-        for row, sequence, token in chosen:
-            params = sequence.params
-            if params.logprobs is not None:
-                assert flight.logits is not None
-                sequence.logprobs.append(logprobs(flight.logits[row], token, params.logprobs))
-            if token in sequence.last_tokens or (params.stop and self._stop_position(sequence) is not None):
-                self._finish(sequence, "stop")
-            elif len(sequence.tokens) >= sequence.limit:
-                self._finish(sequence, "length")
-        self.stats.generated_tokens += len(chosen)
-        self.stats.dropped_tokens += len(flight.step.rows.complete) - len(chosen)
+        step, tokens = flight.step, flight.chosen()
+        took = self.scheduler.append(step, tokens)
+        if flight.logits is not None:
+            for row, sequence in took:
+                if (most := sequence.params.logprobs) is not None:
+                    sequence.logprobs.append(logprobs(flight.logits[row], tokens[row], most))
+        for row, sequence in took if step.may_end(tokens) else ():
+            self._end(sequence, tokens[row])
+        self.stats.generated_tokens += len(took)
+        self.stats.dropped_tokens += len(step.rows.complete) - len(took)
+
+    def _end(self, sequence: Request, token: int) -> None:
+        """Finish a sequence if `token`, its latest, is its last."""
+        if token in sequence.last_tokens or (sequence.params.stop and self._stop_position(sequence) is not None):
+            self._finish(sequence, "stop")
+        elif len(sequence.tokens) >= sequence.limit:
+            self._finish(sequence, "length")
 
     def _finish(self, sequence: Request, reason: FinishReason) -> None:
         self.scheduler.finish(sequence, reason)

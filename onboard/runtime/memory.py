@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -296,7 +297,7 @@ class CacheMemory:
     def _append(self, request: Request, index: int, pages: list[int]) -> None:
         self.rows.set_pages(request.slot, index, len(request.pages[index]), pages)
         request.pages[index] += pages
-        request.room = min(map(len, request.pages)) * self.page_size
+        self._set_room(request, min(map(len, request.pages)) * self.page_size)
 
     def _free_behind(self, request: Request, index: int, first: int) -> None:
         """Free the pages of a group before page number `first`."""
@@ -313,8 +314,12 @@ class CacheMemory:
     def _give_back_pages(self, request: Request) -> None:
         for pages, group in zip(request.pages, self.groups, strict=True):
             group.allocator.give_back([page for page in pages if page])
-        request.room = 0
+        self._set_room(request, 0)
         self._freed += 1
+
+    def _set_room(self, request: Request, tokens: int) -> None:
+        request.room = tokens
+        self.rows.room[request.slot] = tokens
 
     def _set_cached(self, request: Request, tokens: int) -> None:
         request.num_cached = tokens
@@ -325,7 +330,7 @@ class CacheMemory:
         digests, size = request.digests, self.page_size
         for index in range(len(digests), pages):
             before = digests[-1] if digests else request.root()
-            tokens = np.array(request.tokens[index * size : (index + 1) * size], dtype=np.int64)
+            tokens = array("q", request.tokens[index * size : (index + 1) * size])
             digests.append(hashlib.blake2b(before + tokens.tobytes(), digest_size=16).digest())
         return digests[:pages]
 

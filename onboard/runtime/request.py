@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -122,8 +123,14 @@ class StepRows:
 
     slots: IntArray
     """Each sequence's row."""
+    limits: IntArray
+    """Most tokens that each can have."""
     complete: list[tuple[int, Request]]
     """The sequences whose next token is chosen, and their places."""
+    last_tokens: frozenset[int]
+    """Tokens that end some of the sequences."""
+    has_stops: bool
+    """Whether some end with a text."""
     wants_logprobs: bool
     some_given: bool
     """Whether some of the sequences have more than tokens."""
@@ -153,11 +160,23 @@ class Step:
         """What follows from the chunks; to be read when all are there."""
         sequences = [chunk.sequence for chunk in self.chunks]
         return StepRows(
-            np.array([sequence.slot for sequence in sequences]),
-            [(row, chunk.sequence) for row, chunk in enumerate(self.chunks) if chunk.completes],
-            any(sequence.params.logprobs is not None for sequence in sequences),
-            any(sequence.given is not None for sequence in sequences),
+            slots=np.array([sequence.slot for sequence in sequences]),
+            limits=np.array([sequence.limit for sequence in sequences]),
+            complete=[(row, chunk.sequence) for row, chunk in enumerate(self.chunks) if chunk.completes],
+            last_tokens=frozenset().union(*(sequence.last_tokens for sequence in sequences)),
+            has_stops=any(sequence.params.stop for sequence in sequences),
+            wants_logprobs=any(sequence.params.logprobs is not None for sequence in sequences),
+            some_given=any(sequence.given is not None for sequence in sequences),
         )
+
+    def decodes(self) -> bool:
+        """Whether each of its sequences goes on by the one token that is missing."""
+        return self.num_tokens == len(self.chunks) == len(self.rows.complete)
+
+    def may_end(self, tokens: Sequence[int]) -> bool:
+        """Whether one of the `tokens` that it chose, one a row, may be the last of its sequence."""
+        rows = self.rows
+        return rows.has_stops or not rows.last_tokens.isdisjoint(tokens) or bool((self.ends + 1 >= rows.limits).any())
 
     def follow(self, last: Step) -> None:
         """Take over what followed from the chunks of a step in which every sequence had the slot that it has now."""

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
+from itertools import chain
 from operator import attrgetter
+
+import numpy as np
 
 from onboard.errors import OnboardError
 from onboard.runtime.memory import CacheMemory
@@ -50,6 +53,8 @@ class Scheduler:
         self._num_arrived = 0
         self._last = Step()
         """The last step, unless slots have changed since."""
+        self._steady: Step | None = None
+        """The last step, if it decoded all running sequences and these are the same still."""
 
     @property
     def busy(self) -> bool:
@@ -100,35 +105,31 @@ class Scheduler:
             if chunk.sequence.finish_reason is None:
                 self.memory.computed(chunk.sequence, chunk.length)
 
-    def append(self, step: Step, tokens: Sequence[int]) -> list[tuple[int, Request, int]]:
-        """Append the tokens that a step chose, one a row; return row, sequence and token.
+    def append(self, step: Step, tokens: Sequence[int]) -> list[tuple[int, Request]]:
+        """Append the tokens that a step chose, one a row; return the rows and sequences that took theirs.
 
         What was finished or cancelled meanwhile is left out. A sequence that outgrows its rotary table is computed
         anew with the next one.
         """
-        chosen, slots = [], step.rows.slots
-        for row, sequence in step.rows.complete:
-            if sequence.finish_reason is None:
-                token = tokens[row]
-                sequence.tokens.append(token)
-                sequence.unseen -= 1
-                chosen.append((row, sequence, token))
-        if len(chosen) == len(slots):  # nearly always
+        slots, took = step.rows.slots, [pair for pair in step.rows.complete if pair[1].finish_reason is None]
+        for row, sequence in took:
+            sequence.tokens.append(tokens[row])
+            sequence.unseen -= 1
+        if len(took) == len(slots):  # nearly always
             self.memory.rows.tokens[slots, step.ends] = tokens[: len(slots)]
         else:
-            for row, _, token in chosen:
-                self.memory.rows.tokens[slots[row], step.ends[row]] = token
-        for _, sequence, _ in chosen if self.rope else ():
+            for row, _ in took:
+                self.memory.rows.tokens[slots[row], step.ends[row]] = tokens[row]
+        for _, sequence in took if self.rope else ():
             if self._table(sequence) != sequence.table:
                 sequence.table = self._table(sequence)
                 self.memory.restart(sequence)
-        return chosen
+        return took
 
     def finish(self, sequence: Request, reason: FinishReason) -> None:
         """Retire a running sequence and free its pages."""
         sequence.finish_reason = reason
-        self.running.remove(sequence)
-        self.memory.release(sequence)
+        self._retire(sequence)
 
     def cancel(self, sequence: Request) -> bool:
         """Drop a sequence between two steps, running or not; False: it was finished already."""
@@ -151,11 +152,33 @@ class Scheduler:
             chunk.sequence.last_step = self.num_steps
         step.follow(self._last)
         self._last = step
+        self._steady = step if len(step.chunks) == len(self.running) and not self.rope and step.decodes() else None
         self.num_steps += 1
         return step
 
     def _fill(self, step: Step) -> Step:
         self._make_way()
+        if not self._goes_on(step):
+            self._advance_all(step)
+        self._admit(step)
+        return step
+
+    def _goes_on(self, step: Step) -> bool:
+        """Make `step` another one of the same batch, what nearly all are; False: something is in the way."""
+        if self._steady is None:
+            return False
+        rows, slots, chunks = self.memory.rows, self._steady.rows.slots, self._steady.chunks
+        lengths = rows.num_cached[slots] + 1
+        if (lengths >= self._steady.rows.limits).any():
+            return False
+        short: list[int] = np.flatnonzero(lengths > rows.room[slots]).tolist()
+        if not all(self.memory.reserve(chunks[row].sequence, 1) for row in short):
+            return False
+        step.chunks, step.num_tokens = chunks.copy(), len(chunks)
+        return True
+
+    def _advance_all(self, step: Step) -> None:
+        """Put the next chunks of the running sequences into the step, in order."""
         running = list(self.running)
         for place, sequence in enumerate(running, start=1):
             length = len(sequence.tokens) + sequence.unseen
@@ -167,8 +190,6 @@ class Scheduler:
                 step.num_tokens += 1
             elif budget > 0:
                 self._advance(sequence, step, pending, running[place:])
-        self._admit(step)
-        return step
 
     def _advance(self, sequence: Request, step: Step, pending: int, later: Sequence[Request]) -> None:
         """Put the next chunk of a running sequence into the step, which has room for one token, if the cache has.
@@ -193,16 +214,16 @@ class Scheduler:
 
         One whose next page is computed in this very step by another waits for it.
         """
-        coming: set[bytes] = set()
-        for chunk in step.chunks if self.waiting else ():
-            coming.update(self.memory.completes(chunk))
+        coming: set[bytes] | None = None
         while step.num_tokens < self.max_num_tokens and (border := self._border()) is not None:
+            if coming is None:
+                coming = set(chain.from_iterable(map(self.memory.completes, step.chunks)))
             sequence = self.waiting[0]
             if sequence.table != step.rope_length or self.memory.awaits(sequence, border) in coming:
                 return
             self.waiting.pop(0)
             self.memory.admit(sequence, border)
-            self._last = Step()
+            self._last, self._steady = Step(), None
             insort(self.running, sequence, key=_in_order)
             length = self._fitting(sequence, self.max_num_tokens - step.num_tokens)
             if length and self.memory.reserve(sequence, length):  # else it goes on with the next step
@@ -235,11 +256,15 @@ class Scheduler:
         """Take a sequence's pages away; it computes its tokens again when it is admitted next."""
         if sequence.unseen:
             raise _TokensNeededError
-        self.running.remove(sequence)
-        self.memory.release(sequence)
+        self._retire(sequence)
         insort(self.waiting, sequence, key=_in_order)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+
+    def _retire(self, sequence: Request) -> None:
+        self.running.remove(sequence)
+        self.memory.release(sequence)
+        self._steady = None
 
     def _table(self, sequence: Request) -> int:
         return self.rope.table(len(sequence.tokens)) if self.rope else 0
