@@ -106,7 +106,7 @@ class CacheMemory:
 
     def admit(self, request: Request, border: int) -> None:
         """Give a request a slot, the known pages before `border` and, where nothing leaves a window, all the others."""
-        (request.slot,) = self.slots.take(1)
+        [request.slot], request.rows = self.slots.take(1), self.rows
         self.rows.start(request.slot, request.tokens)
         self.rows.set_sampling(request.slot, request.params.row(), request.key)
         request.pages = [[] for _ in self.groups]
@@ -115,7 +115,7 @@ class CacheMemory:
             self._append(request, index, self._shared(request, group, border))
             if group.window is None:
                 self._grow(request, index, len(request.tokens))
-        self._set_cached(request, border * self.page_size)
+        self.rows.num_cached[request.slot] = border * self.page_size
         if border:
             self._restore(request, border)
             self.stats.prefix_hits += 1
@@ -196,13 +196,13 @@ class CacheMemory:
         request.digests = []
         request.branch = 0
         request.num_admitted = len(request.tokens)
-        self._set_cached(request, 0)
+        self.rows.num_cached[request.slot] = 0
 
     def release(self, request: Request) -> None:
         """Take back all that a sequence holds."""
         self._give_back_pages(request)
         self.slots.give_back([request.slot])
-        request.pages, request.slot, request.num_cached = [], 0, 0
+        request.pages, request.slot = [], 0
 
     def check(self) -> None:
         """Assert that no page and no slot is lost."""
@@ -320,10 +320,6 @@ class CacheMemory:
     def _set_room(self, request: Request, tokens: int) -> None:
         request.room = tokens
         self.rows.room[request.slot] = tokens
-
-    def _set_cached(self, request: Request, tokens: int) -> None:
-        request.num_cached = tokens
-        self.rows.num_cached[request.slot] = tokens
 
     def _digests(self, request: Request, pages: int) -> list[bytes]:
         """Return the digests of a request's first `pages` pages, all of whose tokens are known."""

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from onboard.graph.rows import SequenceRows
 from onboard.graph.step_buffer import IntArray
 from onboard.runtime.prompt_inputs import PromptInputs
 from onboard.runtime.sampling import SamplingParams
@@ -40,16 +41,12 @@ class Request:
     """Most tokens that it can have, prompt included."""
     last_tokens: frozenset[int] = frozenset()
     """Tokens that end it."""
-    unseen: int = 0
-    """Tokens after the known ones that the device has chosen, or will by the time that it is asked."""
     num_preemptions: int = 0
     num_reused: int | None = None
     """Leading tokens that were found in the cache when it started; None: it has not."""
     # What follows belongs to the scheduler and to the cache's memory.
     order: tuple[int, int] = (0, 0)
     """Priority and arrival: who goes first, and last loses its pages."""
-    num_cached: int = 0
-    """Leading tokens whose keys and values are in the cache."""
     num_admitted: int = 0
     """Tokens that were known when it was admitted last."""
     branch: int = 0
@@ -64,6 +61,8 @@ class Request:
     """The rotary table that its digests stand for, by its shortest length."""
     slot: int = 0
     """Its row, and where its recurrent states lie, while it runs; 0: it does not."""
+    rows: SequenceRows | None = None
+    """Where its row is, once it has run."""
     last_step: int = -1
 
     single: Chunk = field(init=False, repr=False)
@@ -92,14 +91,19 @@ class Request:
         return len(self.tokens) - len(self.prompt)
 
     @property
+    def num_cached(self) -> int:
+        """Leading tokens whose keys and values are in the cache, or will be by the time that the device is asked."""
+        return int(self.rows.num_cached[self.slot]) if self.slot and self.rows is not None else 0
+
+    @property
     def length(self) -> int:
-        """Tokens that it has, those that only the device knows included."""
-        return len(self.tokens) + self.unseen
+        """Tokens that it has, those that only the device knows included: a cached one has another behind it."""
+        return max(len(self.tokens), self.num_cached + 1)
 
     @property
     def num_pending(self) -> int:
         """Tokens that are not cached yet."""
-        return len(self.tokens) + self.unseen - self.num_cached
+        return max(len(self.tokens) - self.num_cached, 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -147,6 +151,8 @@ class Step:
     """Tokens beside those that only go on with an output: of prompts, and computed again."""
     ends: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Cached tokens of each sequence behind it, once it was started."""
+    num_retired: int = 0
+    """Sequences that had retired when it was started."""
 
     def add(self, sequence: Request, length: int, pending: int) -> None:
         """Append the next `length` tokens of a sequence of which `pending` are not cached."""
@@ -180,7 +186,7 @@ class Step:
 
     def follow(self, last: Step) -> None:
         """Take over what followed from the chunks of a step in which every sequence had the slot that it has now."""
-        if self.chunks == last.chunks:
+        if self.chunks is last.chunks or self.chunks == last.chunks:
             self.rows = last.rows
 
     @cached_property

@@ -50,7 +50,7 @@ class Scheduler:
         """In order: the last one is preempted first."""
         self.num_preemptions = 0
         self.num_steps = 0
-        self._num_arrived = 0
+        self._num_arrived = self._num_retired = 0
         self._last = Step()
         """The last step, unless slots have changed since."""
         self._steady: Step | None = None
@@ -88,13 +88,9 @@ class Scheduler:
 
     def launched(self, step: Step) -> None:
         """Record that a step was started. Until `append` the tokens that it chooses are known to the device alone."""
-        for chunk in step.chunks:
-            sequence = chunk.sequence
-            sequence.num_cached += chunk.length
-            sequence.unseen += chunk.completes
         rows, slots, completing = self.memory.rows, step.rows.slots, step.rows.complete
         rows.num_cached[slots] += 1 if step.lengths is None else step.lengths
-        step.ends = rows.num_cached[slots]
+        step.ends, step.num_retired = rows.num_cached[slots], self._num_retired
         which = slice(None) if len(completing) == len(slots) else [row for row, _ in completing]
         rows.tokens[slots[which], step.ends[which]] = -slots[which]
 
@@ -111,10 +107,11 @@ class Scheduler:
         What was finished or cancelled meanwhile is left out. A sequence that outgrows its rotary table is computed
         anew with the next one.
         """
-        slots, took = step.rows.slots, [pair for pair in step.rows.complete if pair[1].finish_reason is None]
+        slots, took = step.rows.slots, step.rows.complete
+        if step.num_retired != self._num_retired:
+            took = [(row, sequence) for row, sequence in took if sequence.finish_reason is None]
         for row, sequence in took:
             sequence.tokens.append(tokens[row])
-            sequence.unseen -= 1
         if len(took) == len(slots):  # nearly always
             self.memory.rows.tokens[slots, step.ends] = tokens[: len(slots)]
         else:
@@ -174,17 +171,18 @@ class Scheduler:
         short: list[int] = np.flatnonzero(lengths > rows.room[slots]).tolist()
         if not all(self.memory.reserve(chunks[row].sequence, 1) for row in short):
             return False
-        step.chunks, step.num_tokens = chunks.copy(), len(chunks)
+        step.chunks, step.num_tokens = chunks, len(chunks)
         return True
 
     def _advance_all(self, step: Step) -> None:
         """Put the next chunks of the running sequences into the step, in order."""
         running = list(self.running)
         for place, sequence in enumerate(running, start=1):
-            length = len(sequence.tokens) + sequence.unseen
+            cached = sequence.num_cached
+            length = max(len(sequence.tokens), cached + 1)
             if not sequence.slot or length >= sequence.limit or sequence.table != step.rope_length:
                 continue  # without a slot it has been preempted meanwhile
-            pending, budget = length - sequence.num_cached, self.max_num_tokens - step.num_tokens
+            pending, budget = length - cached, self.max_num_tokens - step.num_tokens
             if pending == 1 and length <= sequence.room and budget > 0:
                 step.chunks.append(sequence.single)  # nearly always, so this has to be quick
                 step.num_tokens += 1
@@ -217,6 +215,7 @@ class Scheduler:
         coming: set[bytes] | None = None
         while step.num_tokens < self.max_num_tokens and (border := self._border()) is not None:
             if coming is None:
+                step.chunks = step.chunks.copy()  # steps of one batch share theirs
                 coming = set(chain.from_iterable(map(self.memory.completes, step.chunks)))
             sequence = self.waiting[0]
             if sequence.table != step.rope_length or self.memory.awaits(sequence, border) in coming:
@@ -254,7 +253,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Request) -> None:
         """Take a sequence's pages away; it computes its tokens again when it is admitted next."""
-        if sequence.unseen:
+        if sequence.length > len(sequence.tokens):
             raise _TokensNeededError
         self._retire(sequence)
         insort(self.waiting, sequence, key=_in_order)
@@ -265,6 +264,7 @@ class Scheduler:
         self.running.remove(sequence)
         self.memory.release(sequence)
         self._steady = None
+        self._num_retired += 1
 
     def _table(self, sequence: Request) -> int:
         return self.rope.table(len(sequence.tokens)) if self.rope else 0
