@@ -173,3 +173,43 @@ def test_positions_begin_where_the_model_says_and_keys_at_zero() -> None:
     assert info.args["position_ids"].tolist() == [[11, 2, 3, 4]]
     assert info.args["kv_lens"].tolist() == [10, 3]
     assert info.args["slot_mapping"].tolist() == [5 * 4 + 1, 24, 25, 26]
+
+
+def _start_rows(info: SequenceInfo, lengths: list[int]) -> np.ndarray:
+    """Begin rows of random tokens, all but the last cached, whose tokens are drawn; return their slots."""
+    slots = np.arange(len(lengths)) + 1
+    for slot, length in zip(slots, lengths, strict=True):
+        info.rows.start(slot, [random.randrange(1, 1000) for _ in range(length)])
+        info.rows.set_sampling(slot, [0.7, 5.0, 0.9, 0.1], key=int(slot) * 77)
+        info.rows.num_cached[slot] = length - 1
+        for group in range(info.num_groups):
+            info.rows.set_pages(slot, group, 0, [random.randrange(1, 50) for _ in range(-(-length // info.page_size))])
+    return slots
+
+
+def _go_on(info: SequenceInfo, slots: np.ndarray) -> None:
+    """Give each row its next token, and a page when it needs one."""
+    for slot in slots:
+        info.rows.num_cached[slot] += 1
+        length = int(info.rows.num_cached[slot])
+        info.rows.tokens[slot, length] = random.randrange(1, 1000)
+        if length % info.page_size == 0:
+            for group in range(info.num_groups):
+                info.rows.set_pages(slot, group, length // info.page_size, [random.randrange(1, 50)])
+
+
+def test_a_batch_that_decodes_on_is_described_like_any_other() -> None:
+    """Only what has changed is written then: against the same rows under slots that were never seen before."""
+    info = _make_info(first_position=2)
+    info.set_groups(2)
+    info.decode_sizes = [4]
+    slots = _start_rows(info, [3, 9, 6])
+    for _ in range(9):
+        info.set_rows(slots)
+        tensors = {**info.args, **info.choice}
+        short = {name: tensor.clone() for name, tensor in tensors.items()}
+        info.set_rows(slots.copy())  # equal, and not known to be
+        for name, tensor in {**info.args, **info.choice}.items():
+            assert torch.equal(short[name], tensor), name
+        info.set_rows(slots)
+        _go_on(info, slots)
