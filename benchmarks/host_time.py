@@ -34,7 +34,8 @@ from onboard.bench.measure import decoding
 from onboard.bench.shape import Shape
 from onboard.bench.subject import open_subject
 from onboard.bench.suite import fitted_runtime, vocabulary_of
-from onboard.graph.sequence import CachedSequenceInterface, SequenceInfo
+from onboard.graph.cached_sequence import CachedSequenceInterface
+from onboard.graph.sequence import SequenceInfo
 from onboard.graph.step_buffer import StepBuffer
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine

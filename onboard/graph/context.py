@@ -51,7 +51,7 @@ class TransformContext:
     history: list[HistoryEntry] = field(default_factory=list)
     """One entry a transform, in order; `dataclasses.asdict` of each is JSON."""
     cache: Any = None
-    """The `CachedSequenceInterface` (onboard.graph.sequence): made by the first `insert_cached_*`, allocated by
+    """The `CachedSequenceInterface` (onboard.graph.cached_sequence): made by the first `insert_cached_*`, allocated by
     `initialize_cache`, grown by `resize_kv_cache`."""
 
     attention: list[AttentionLayer] = field(default_factory=list)

@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from onboard.errors import OnboardError
+from onboard.graph.cached_sequence import CachedSequenceInterface
 from onboard.graph.fx import input_names
 from onboard.graph.next_token import ChoosesTokens
-from onboard.graph.sequence import CachedSequenceInterface
 
 _WARM_UP_RUNS = 2  # the first compiles and tunes kernels, the second is what a step does from then on
 

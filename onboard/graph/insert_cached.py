@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 from torch import fx, nn
 
 from onboard.graph.backends import cached_backend
+from onboard.graph.cached_sequence import CachedSequenceInterface
 from onboard.graph.context import TransformContext
 from onboard.graph.descriptor import CachedOpDescriptor, source_nodes
 from onboard.graph.fx import add_placeholder, arguments, replace_with
 from onboard.graph.interface import cache_dtype, make_interface
-from onboard.graph.sequence import CachedSequenceInterface
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo
 
 

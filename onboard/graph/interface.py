@@ -8,9 +8,10 @@ import torch
 
 from onboard.config import RuntimeConfig
 from onboard.errors import UsageError
+from onboard.graph.cached_sequence import CachedSequenceInterface
 from onboard.graph.context import TransformContext
 from onboard.graph.plan import CachePlan
-from onboard.graph.sequence import CachedSequenceInterface, SequenceInfo
+from onboard.graph.sequence import SequenceInfo
 
 
 def make_interface(context: TransformContext) -> CachedSequenceInterface:

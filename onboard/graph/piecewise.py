@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from onboard.errors import OnboardError
+from onboard.graph.cached_sequence import CachedSequenceInterface
 from onboard.graph.fx import input_names
 from onboard.graph.pieces import TOKEN_INPUTS, CannotSplitError, Pieces, Segment, split
-from onboard.graph.sequence import CachedSequenceInterface
 
 SMALLEST = 64
 _EXAMPLE_TOKENS = (11, 17)

@@ -13,10 +13,10 @@ import torch
 from torch import fx, nn
 
 from onboard.errors import UsageError
+from onboard.graph.cached_sequence import CachedSequenceInterface
 from onboard.graph.fx import graph_modules
 from onboard.graph.next_token import Chosen
 from onboard.graph.prompt_inputs import with_given_inputs
-from onboard.graph.sequence import CachedSequenceInterface
 from onboard.runtime.flight import Flight, Landing
 from onboard.runtime.memory import CacheMemory
 from onboard.runtime.prompt_inputs import PromptInputs, given_rows

@@ -11,6 +11,7 @@ from torch import fx, nn
 from onboard.config import RuntimeConfig
 from onboard.content import content_path
 from onboard.errors import OnboardError
+from onboard.graph.cached_sequence import CachedSequenceInterface
 from onboard.graph.capture import capture_sizes
 from onboard.graph.context import TransformContext
 from onboard.graph.factory import read_config
@@ -19,7 +20,6 @@ from onboard.graph.interface import cache_plan
 from onboard.graph.peak import peak_bytes
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.plan import CUDA_RESERVE, MemoryPlan, tensor_bytes
-from onboard.graph.sequence import CachedSequenceInterface
 from onboard.ops import has_triton
 from onboard.runtime.build import check_cached, make_context, max_positions, resolve_dtype
 

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from onboard.graph.cached_sequence import CachedSequenceInterface
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import copy_graphs, input_names
-from onboard.graph.sequence import CachedSequenceInterface, SequenceInfo
+from onboard.graph.sequence import SequenceInfo
 from onboard.graph.step_buffer import IntArray
 from onboard.graph.transform import get_transform
 from onboard.runtime.rope import LengthDependentRope

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from onboard.errors import OnboardError
+from onboard.graph.cached_sequence import CachedSequenceInterface
 from onboard.graph.context import TransformContext
 from onboard.graph.interface import cache_plan
 from onboard.graph.plan import CachePlan
-from onboard.graph.sequence import CachedSequenceInterface
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 

@@ -6,10 +6,10 @@ from torch import nn
 
 from onboard.errors import OnboardError
 from onboard.graph.cached_hf import CachedTransformersModel
+from onboard.graph.cached_sequence import CachedSequenceInterface
 from onboard.graph.context import TransformContext
 from onboard.graph.descriptor import AttentionDescriptor
 from onboard.graph.interface import cache_dtype, make_interface
-from onboard.graph.sequence import CachedSequenceInterface
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 

@@ -8,7 +8,8 @@ from torch import fx, nn
 
 import onboard.ops  # noqa: F401
 from onboard.graph.cache import KVPagedResource
-from onboard.graph.sequence import CachedSequenceInterface, SequenceInfo
+from onboard.graph.cached_sequence import CachedSequenceInterface
+from onboard.graph.sequence import SequenceInfo
 
 HEADS, SIZE, VOCABULARY, PAGE = 2, 16, 13, 4
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from onboard.graph.cache import KVPagedResource
-from onboard.graph.sequence import CachedSequenceInterface, SequenceInfo
+from onboard.graph.cached_sequence import CachedSequenceInterface
+from onboard.graph.sequence import SequenceInfo
 
 
 def _make_info(**overrides: int) -> SequenceInfo:
