@@ -9,7 +9,8 @@ in the way that rebuilds it each step from the sequences' Python lists, beside t
 steps. Every figure is a median, in microseconds; the least time of a step is shown, too, for machines that others use.
 
 With `--config` (of a model, of which random weights are made) the whole step is timed on a GPU: how long it takes, how
-long the host waits for the device in it, and what the rest is spent on, CUDA's own calls apart.
+long the host waits for the device in it, and, in steps of their own since more clocks take more time, what the rest is
+spent on, CUDA's own calls apart.
 """
 
 from __future__ import annotations
@@ -133,8 +134,10 @@ def measure(batch: int, context: int, steps: int, max_seq_len: int, params: dict
     return times
 
 
-CALLS: dict[str, list[tuple[type, str]]] = {
-    "waiting": [(torch.cuda.Event, "synchronize")],
+Calls = dict[str, list[tuple[type, str]]]
+WAITING: Calls = {"waiting": [(torch.cuda.Event, "synchronize")]}
+CALLS: Calls = {
+    **WAITING,
     "CUDA's calls": [(torch.cuda.Event, "record"), (torch.cuda.CUDAGraph, "replay"), (StepBuffer, "upload")],
     "schedule": [(Scheduler, name) for name in ("schedule", "schedule_ahead", "launched", "settle", "append")],
     "metadata": [(SequenceInfo, "set_rows")],
@@ -143,9 +146,9 @@ CALLS: dict[str, list[tuple[type, str]]] = {
 
 
 @contextmanager
-def timed_calls() -> Iterator[dict[str, float]]:
-    """Add up the microseconds of all `CALLS` within the block."""
-    times, inner = dict.fromkeys(CALLS, 0.0), [0.0]
+def timed_calls(timed_ones: Calls) -> Iterator[dict[str, float]]:
+    """Add up the microseconds of calls within the block."""
+    times, inner = dict.fromkeys(timed_ones, 0.0), [0.0]
 
     def timed(label: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
@@ -160,38 +163,48 @@ def timed_calls() -> Iterator[dict[str, float]]:
         return call
 
     with ExitStack() as stack:
-        for label, calls in CALLS.items():
+        for label, calls in timed_ones.items():
             for owner, name in calls:
                 stack.enter_context(patch.object(owner, name, timed(label, getattr(owner, name))))
         yield times
 
 
+def timed_steps(engine: Engine, calls: Calls, count: int) -> list[dict[str, float]]:
+    """Return the time of each step, and what of it `calls` took."""
+    steps = []
+    with timed_calls(calls) as times:
+        for _ in range(count):
+            times.update(dict.fromkeys(times, 0.0))
+            steps.append({"step": microseconds(engine.step), **times})
+    return steps
+
+
 def measure_on_gpu(config: Path, shape: Shape) -> list[dict[str, float]]:
-    """Return what each of `shape.output` decode steps of a whole batch was spent on."""
+    """Return what decode steps of a whole batch were spent on: half of `shape.output` timed coarsely, half finely."""
     overrides = {"device": "cuda", "dtype": "bfloat16"}
     with open_subject(str(config), Path(), config=None, overrides=overrides, random_weights=True) as subject:
         roomy = replace(shape, output=shape.output + 20)
         runtime = fitted_runtime(subject, [roomy], torch.device("cuda"))
         engine = build_engine(subject.folder, runtime, root=subject.root, model=subject.name)
-    steps = []
-    with decoding(engine, roomy.prompts(vocabulary_of(subject), seed=0), roomy.output), timed_calls() as times:
+    with decoding(engine, roomy.prompts(vocabulary_of(subject), seed=0), roomy.output):
         for _ in range(10):
             engine.step()
-        for _ in range(shape.output):
-            times.update(dict.fromkeys(times, 0.0))
-            steps.append({"step": microseconds(engine.step), **times})
-    return steps
+        half = shape.output // 2
+        return timed_steps(engine, WAITING, half) + timed_steps(engine, CALLS, half)
 
 
 def show_gpu(steps: list[dict[str, float]]) -> None:
     """Print the medians."""
     for each in steps:
         each["host"] = each["step"] - each["waiting"]
-        each["the rest"] = each["host"] - sum(each[label] for label in list(CALLS)[1:])
-    columns = ["step", "waiting", "host", *list(CALLS)[1:], "the rest"]
+        each["the rest"] = each["host"] - sum(each.get(label, 0.0) for label in list(CALLS)[1:])
+    coarse, fine = steps[: len(steps) // 2], steps[len(steps) // 2 :]
+    columns = {"step": coarse, "waiting": coarse, "host": coarse}
+    columns |= dict.fromkeys([*list(CALLS)[1:], "the rest"], fine)
     print(f"| {' | '.join(columns)} |")
     print("|---" * len(columns) + "|")
-    print("|", " | ".join(f"{statistics.median(each[column] for each in steps):.1f}" for column in columns), "|")
+    medians = (statistics.median(each[column] for each in some) for column, some in columns.items())
+    print("|", " | ".join(f"{median:.1f}" for median in medians), "|")
 
 
 @torch.inference_mode()

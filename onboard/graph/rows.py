@@ -29,8 +29,6 @@ class SequenceRows:
         """Whether some token of the step that was written last is drawn, and from a filtered distribution."""
         self.num_cached = np.zeros(slots, dtype=np.int64)
         """Leading tokens of each sequence whose keys and values are cached."""
-        self.room = np.zeros(slots, dtype=np.int64)
-        """Tokens for which each sequence has pages."""
         self.tables: npt.NDArray[np.int32] = np.zeros((groups, slots, pages_per_sequence), dtype=np.int32)
         """Pages of each sequence, by group; 0 where it has none."""
         self.changed = np.zeros(slots, dtype=np.bool_)

@@ -69,8 +69,8 @@ class CacheMemory:
         self._first_snapshot = max_batch_size
         self._copy_state = copy_state
         windows = [group.window for group in groups if group.window is not None]
-        # Places in the order of pages that matter, [.., 1]: a page's end, and where it leaves a window.
-        self._borders = np.array([0] * self.reuse + [window - 1 for window in windows], dtype=np.int64)[:, None]
+        self.borders = sorted({0, *((window - 1) % page_size for window in windows)})
+        """Remainders of cached tokens at which something is due: a page is full, or has left a window."""
         self._freed = 0  # times that pages were given back
         self._refused: tuple[Request, int] | None = None
 
@@ -170,11 +170,11 @@ class CacheMemory:
         return self._digests(request, border + 1)[border]
 
     def at_borders(self, ends: IntArray, lengths: IntArray | None) -> list[int]:
-        """Return the rows for which `computed` has something to do: a page was filled, or has left a window.
+        """Return the rows for which `computed` has something to do: some of their tokens are at one of the `borders`.
 
         `ends` [rows] tokens cached by now, the last `lengths` [rows] of them since the last time; None: one each.
         """
-        passed = (ends - self._borders) % self.page_size < (1 if lengths is None else lengths)
+        passed = (ends - np.array(self.borders)[:, None]) % self.page_size < (1 if lengths is None else lengths)
         rows: list[int] = np.flatnonzero(passed.any(0)).tolist()
         return rows
 
@@ -297,7 +297,7 @@ class CacheMemory:
     def _append(self, request: Request, index: int, pages: list[int]) -> None:
         self.rows.set_pages(request.slot, index, len(request.pages[index]), pages)
         request.pages[index] += pages
-        self._set_room(request, min(map(len, request.pages)) * self.page_size)
+        request.room = min(map(len, request.pages)) * self.page_size
 
     def _free_behind(self, request: Request, index: int, first: int) -> None:
         """Free the pages of a group before page number `first`."""
@@ -314,12 +314,8 @@ class CacheMemory:
     def _give_back_pages(self, request: Request) -> None:
         for pages, group in zip(request.pages, self.groups, strict=True):
             group.allocator.give_back([page for page in pages if page])
-        self._set_room(request, 0)
+        request.room = 0
         self._freed += 1
-
-    def _set_room(self, request: Request, tokens: int) -> None:
-        request.room = tokens
-        self.rows.room[request.slot] = tokens
 
     def _digests(self, request: Request, pages: int) -> list[bytes]:
         """Return the digests of a request's first `pages` pages, all of whose tokens are known."""

@@ -127,6 +127,8 @@ class StepRows:
 
     slots: IntArray
     """Each sequence's row."""
+    unknown: IntArray
+    """What stands for a token of each that only the device knows."""
     limits: IntArray
     """Most tokens that each can have."""
     complete: list[tuple[int, Request]]
@@ -153,6 +155,8 @@ class Step:
     """Cached tokens of each sequence behind it, once it was started."""
     num_retired: int = 0
     """Sequences that had retired when it was started."""
+    at_limit: bool = False
+    """Whether a sequence has all the tokens that it may have, once this step's is there; set when it was started."""
 
     def add(self, sequence: Request, length: int, pending: int) -> None:
         """Append the next `length` tokens of a sequence of which `pending` are not cached."""
@@ -165,8 +169,10 @@ class Step:
     def rows(self) -> StepRows:
         """What follows from the chunks; to be read when all are there."""
         sequences = [chunk.sequence for chunk in self.chunks]
+        slots = np.array([sequence.slot for sequence in sequences])
         return StepRows(
-            slots=np.array([sequence.slot for sequence in sequences]),
+            slots=slots,
+            unknown=-slots,
             limits=np.array([sequence.limit for sequence in sequences]),
             complete=[(row, chunk.sequence) for row, chunk in enumerate(self.chunks) if chunk.completes],
             last_tokens=frozenset().union(*(sequence.last_tokens for sequence in sequences)),
@@ -181,8 +187,7 @@ class Step:
 
     def may_end(self, tokens: Sequence[int]) -> bool:
         """Whether one of the `tokens` that it chose, one a row, may be the last of its sequence."""
-        rows = self.rows
-        return rows.has_stops or not rows.last_tokens.isdisjoint(tokens) or bool((self.ends + 1 >= rows.limits).any())
+        return self.at_limit or self.rows.has_stops or not self.rows.last_tokens.isdisjoint(tokens)
 
     def follow(self, last: Step) -> None:
         """Take over what followed from the chunks of a step in which every sequence had the slot that it has now."""

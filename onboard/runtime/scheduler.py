@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter
 
-import numpy as np
-
 from onboard.errors import OnboardError
+from onboard.runtime.decode_run import DecodeRun
 from onboard.runtime.memory import CacheMemory
 from onboard.runtime.request import FinishReason, Request, Step
 from onboard.runtime.rope import LengthDependentRope
@@ -53,8 +52,8 @@ class Scheduler:
         self._num_arrived = self._num_retired = 0
         self._last = Step()
         """The last step, unless slots have changed since."""
-        self._steady: Step | None = None
-        """The last step, if it decoded all running sequences and these are the same still."""
+        self._run: DecodeRun | None = None
+        """What the last step belongs to, if it decoded all running sequences and these are the same still."""
 
     @property
     def busy(self) -> bool:
@@ -89,14 +88,19 @@ class Scheduler:
     def launched(self, step: Step) -> None:
         """Record that a step was started. Until `append` the tokens that it chooses are known to the device alone."""
         rows, slots, completing = self.memory.rows, step.rows.slots, step.rows.complete
-        rows.num_cached[slots] += 1 if step.lengths is None else step.lengths
-        step.ends, step.num_retired = rows.num_cached[slots], self._num_retired
+        ends = rows.num_cached[slots] + (1 if step.lengths is None else step.lengths)
+        rows.num_cached[slots] = ends
         which = slice(None) if len(completing) == len(slots) else [row for row, _ in completing]
-        rows.tokens[slots[which], step.ends[which]] = -slots[which]
+        rows.tokens[slots[which], ends[which]] = step.rows.unknown[which]
+        step.ends, step.num_retired = ends, self._num_retired
+        if (run := self._run_of(step)) is not None:
+            run.num_steps += 1
+        step.at_limit = bool((ends + 1 >= step.rows.limits).any()) if run is None else run.at_limit
 
     def settle(self, step: Step) -> None:
         """Record that all tokens that a started step reads are known; before the next one is scheduled."""
-        for row in self.memory.at_borders(step.ends, step.lengths):
+        run = self._run_of(step)
+        for row in self.memory.at_borders(step.ends, step.lengths) if run is None else run.due:
             chunk = step.chunks[row]
             if chunk.sequence.finish_reason is None:
                 self.memory.computed(chunk.sequence, chunk.length)
@@ -149,9 +153,21 @@ class Scheduler:
             chunk.sequence.last_step = self.num_steps
         step.follow(self._last)
         self._last = step
-        self._steady = step if len(step.chunks) == len(self.running) and not self.rope and step.decodes() else None
         self.num_steps += 1
+        if self._run_of(step) is None:
+            self._run = self._begun_run(step)
         return step
+
+    def _run_of(self, step: Step) -> DecodeRun | None:
+        """Return the present run if the step is one of its steps."""
+        return self._run if self._run is not None and self._run.chunks is step.chunks else None
+
+    def _begun_run(self, step: Step) -> DecodeRun | None:
+        """Return a run that begins with a step; None: the step is none of a run."""
+        if self.rope or len(step.chunks) != len(self.running) or not step.decodes():
+            return None
+        memory = self.memory
+        return DecodeRun(step, memory.rows.num_cached[step.rows.slots], memory.borders, memory.page_size)
 
     def _fill(self, step: Step) -> Step:
         self._make_way()
@@ -162,16 +178,12 @@ class Scheduler:
 
     def _goes_on(self, step: Step) -> bool:
         """Make `step` another one of the same batch, what nearly all are; False: something is in the way."""
-        if self._steady is None:
+        run = self._run
+        if run is None or run.at_limit:
             return False
-        rows, slots, chunks = self.memory.rows, self._steady.rows.slots, self._steady.chunks
-        lengths = rows.num_cached[slots] + 1
-        if (lengths >= self._steady.rows.limits).any():
+        if not all(self.memory.reserve(run.chunks[row].sequence, 1) for row in run.due):
             return False
-        short: list[int] = np.flatnonzero(lengths > rows.room[slots]).tolist()
-        if not all(self.memory.reserve(chunks[row].sequence, 1) for row in short):
-            return False
-        step.chunks, step.num_tokens = chunks, len(chunks)
+        step.chunks, step.num_tokens = run.chunks, len(run.chunks)
         return True
 
     def _advance_all(self, step: Step) -> None:
@@ -222,7 +234,7 @@ class Scheduler:
                 return
             self.waiting.pop(0)
             self.memory.admit(sequence, border)
-            self._last, self._steady = Step(), None
+            self._last, self._run = Step(), None
             insort(self.running, sequence, key=_in_order)
             length = self._fitting(sequence, self.max_num_tokens - step.num_tokens)
             if length and self.memory.reserve(sequence, length):  # else it goes on with the next step
@@ -263,7 +275,7 @@ class Scheduler:
     def _retire(self, sequence: Request) -> None:
         self.running.remove(sequence)
         self.memory.release(sequence)
-        self._steady = None
+        self._run = None
         self._num_retired += 1
 
     def _table(self, sequence: Request) -> int:
