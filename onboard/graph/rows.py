@@ -20,7 +20,11 @@ class SequenceRows:
 
     def __init__(self, slots: int, max_seq_len: int, pages_per_sequence: int, groups: int = 1) -> None:
         self.tokens = np.zeros((slots, max_seq_len), dtype=np.int32)
-        """Known tokens of each sequence; the slot, negated, where only the device knows one."""
+        """Tokens that each sequence began with."""
+        self.num_tokens = np.zeros(slots, dtype=np.int64)
+        """How many these are."""
+        self.latest = np.zeros(slots, dtype=np.int64)
+        """The token behind them that was chosen last; the slot, negated, where only the device knows it."""
         self.sampling = np.zeros((slots, len(SAMPLING_NAMES)), dtype=np.float32)
         """How each sequence's tokens are chosen, by `SAMPLING_NAMES`."""
         self.keys = np.zeros(slots, dtype=np.uint64)
@@ -31,15 +35,20 @@ class SequenceRows:
         """Leading tokens of each sequence whose keys and values are cached."""
         self.tables: npt.NDArray[np.int32] = np.zeros((groups, slots, pages_per_sequence), dtype=np.int32)
         """Pages of each sequence, by group; 0 where it has none."""
-        self.changed = np.zeros(slots, dtype=np.bool_)
+        self.changed: set[int] = set()
         """Whose pages changed since a step's block tables were last brought up to date."""
 
     def start(self, slot: int, tokens: Sequence[int]) -> None:
         """Begin a row: its tokens are known, none is cached, and it has no pages."""
         self.tokens[slot, : len(tokens)] = tokens
+        self.num_tokens[slot] = len(tokens)
         self.num_cached[slot] = 0
         self.tables[:, slot] = 0
-        self.changed[slot] = True
+        self.changed.add(slot)
+
+    def tokens_at(self, slots: IntArray, positions: IntArray) -> IntArray:
+        """Return the tokens of sequences at these positions, of which none is behind the latest."""
+        return np.where(positions < self.num_tokens[slots], self.tokens[slots, positions], self.latest[slots])
 
     def set_sampling(self, slot: int, sampling: Sequence[float], key: int) -> None:
         """Say how the tokens of a row are chosen."""
@@ -66,4 +75,4 @@ class SequenceRows:
     def set_pages(self, slot: int, group: int, first: int, pages: Sequence[int]) -> None:
         """Write the pages of a sequence from its page number `first` on."""
         self.tables[group, slot, first : first + len(pages)] = pages
-        self.changed[slot] = True
+        self.changed.add(slot)

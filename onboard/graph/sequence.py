@@ -93,6 +93,7 @@ class SequenceInfo:
         )
         self.rows = SequenceRows(self.max_batch_size + 1, self.max_seq_len, self.pages_per_sequence, groups)
         self._shown: IntArray | None = None  # the slots whose pages the block tables show
+        self._places: dict[int, int] = {}  # where they do, by slot
         self._decoded: IntArray | None = None  # the very slots of the last step, if it was a plain decode step
         self.set_decode_example(1)
 
@@ -117,7 +118,7 @@ class SequenceInfo:
         slots = padded(slots, step.padding, 0)
         owners = slots[step.sequence]
         page, layout = step.positions // self.page_size, self.buffer.layout_for(len(step.positions))
-        layout.host["input_ids"][: len(owners)] = self.rows.tokens[owners, step.positions]
+        layout.host["input_ids"][: len(owners)] = self.rows.tokens_at(owners, step.positions)
         for group, table in enumerate(self.rows.tables):
             self._write_mapping(layout, group, table[owners, page], step.positions)
         self._show(layout, slots)
@@ -131,7 +132,7 @@ class SequenceInfo:
         assert longest < self.max_seq_len
         host, kv_lens, page = layout.host, starts + 1, starts // self.page_size
         host["kv_lens"][:sequences] = kv_lens
-        host["input_ids"][:sequences] = self.rows.tokens[slots, starts]
+        host["input_ids"][:sequences] = self.rows.latest[slots]
         host["position_ids"][:sequences] = starts + self.first_position
         for group, table in enumerate(self.rows.tables):
             self._write_mapping(layout, group, table[slots, page], starts)
@@ -255,16 +256,15 @@ class SequenceInfo:
 
     def _show(self, layout: Layout, slots: IntArray) -> None:
         """Bring the block tables up to date: as long as a batch stays together, only where pages have changed."""
-        changed = self.rows.changed
+        tables = [(layout.host[table_names(group)[0]], table) for group, table in enumerate(self.rows.tables)]
         if self._shown is not slots and (self._shown is None or not np.array_equal(self._shown, slots)):
-            self._shown, which = slots, self._range[: len(slots)]
-        elif changed.any():
-            which = np.flatnonzero(changed[slots])
-        else:
-            return
-        for group, table in enumerate(self.rows.tables):
-            layout.host[table_names(group)[0]][which] = table[slots[which]]
-        changed[:] = False
+            self._shown, self._places = slots, {slot: place for place, slot in enumerate(slots.tolist())}
+            for shown, table in tables:
+                shown[: len(slots)] = table[slots]
+        for slot in self.rows.changed & self._places.keys():
+            for shown, table in tables:
+                shown[self._places[slot]] = table[slot]
+        self.rows.changed.clear()
 
     def _finish(
         self,

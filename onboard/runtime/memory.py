@@ -196,7 +196,7 @@ class CacheMemory:
         request.digests = []
         request.branch = 0
         request.num_admitted = len(request.tokens)
-        self.rows.num_cached[request.slot] = 0
+        self.rows.start(request.slot, request.tokens)
 
     def release(self, request: Request) -> None:
         """Take back all that a sequence holds."""

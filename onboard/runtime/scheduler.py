@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter
 
+import numpy as np
+
 from onboard.errors import OnboardError
 from onboard.runtime.decode_run import DecodeRun
 from onboard.runtime.memory import CacheMemory
@@ -91,7 +93,7 @@ class Scheduler:
         ends = rows.num_cached[slots] + (1 if step.lengths is None else step.lengths)
         rows.num_cached[slots] = ends
         which = slice(None) if len(completing) == len(slots) else [row for row, _ in completing]
-        rows.tokens[slots[which], ends[which]] = step.rows.unknown[which]
+        rows.latest[slots[which]] = step.rows.unknown[which]
         step.ends, step.num_retired = ends, self._num_retired
         if (run := self._run_of(step)) is not None:
             run.num_steps += 1
@@ -111,21 +113,27 @@ class Scheduler:
         What was finished or cancelled meanwhile is left out. A sequence that outgrows its rotary table is computed
         anew with the next one.
         """
-        slots, took = step.rows.slots, step.rows.complete
+        took = step.rows.complete
         if step.num_retired != self._num_retired:
             took = [(row, sequence) for row, sequence in took if sequence.finish_reason is None]
         for row, sequence in took:
             sequence.tokens.append(tokens[row])
-        if len(took) == len(slots):  # nearly always
-            self.memory.rows.tokens[slots, step.ends] = tokens[: len(slots)]
-        else:
-            for row, _ in took:
-                self.memory.rows.tokens[slots[row], step.ends[row]] = tokens[row]
+        self._keep_latest(step, tokens, took)
         for _, sequence in took if self.rope else ():
             if self._table(sequence) != sequence.table:
                 sequence.table = self._table(sequence)
                 self.memory.restart(sequence)
         return took
+
+    def _keep_latest(self, step: Step, tokens: Sequence[int], took: list[tuple[int, Request]]) -> None:
+        """Tell the rows the tokens behind which no later step has begun already."""
+        rows, slots = self.memory.rows, step.rows.slots
+        if len(took) == len(slots):  # nearly always
+            current: list[int] = np.flatnonzero(rows.num_cached[slots] == step.ends).tolist()
+        else:
+            current = [row for row, sequence in took if sequence.num_cached == step.ends[row]]
+        if current:
+            rows.latest[slots[current]] = [tokens[row] for row in current]
 
     def finish(self, sequence: Request, reason: FinishReason) -> None:
         """Retire a running sequence and free its pages."""

@@ -193,7 +193,7 @@ def _go_on(info: SequenceInfo, slots: np.ndarray) -> None:
     for slot in slots:
         info.rows.num_cached[slot] += 1
         length = int(info.rows.num_cached[slot])
-        info.rows.tokens[slot, length] = random.randrange(1, 1000)
+        info.rows.latest[slot] = random.randrange(1, 1000)
         if length % info.page_size == 0:
             for group in range(info.num_groups):
                 info.rows.set_pages(slot, group, length // info.page_size, [random.randrange(1, 50)])
