@@ -164,6 +164,7 @@ class Engine:
         self._set_text(output)
         return True
 
+    @torch.inference_mode()
     def run(self, on_step: Callable[[Step], None] | None = None) -> None:
         """Step until every output is finished; after an error nothing is left queued."""
         try:
@@ -176,9 +177,14 @@ class Engine:
             self._ahead = None
             self._detokenizers.clear()
 
-    @torch.inference_mode()
     def step(self) -> Step:
         """Finish one forward pass, and take in the next token of every sequence that it completes."""
+        if torch.is_inference_mode_enabled():  # `run` has seen to it: to ask is quicker than to enter it once more
+            return self._step()
+        with torch.inference_mode():
+            return self._step()
+
+    def _step(self) -> Step:
         start = time.perf_counter()
         flight = self._ahead if self._ahead is not None and self._ahead.step.is_live() else None
         flight = flight or self._launch(self.scheduler.schedule())
