@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal
 
 import torch
@@ -26,19 +27,19 @@ def choose_backend(requested: str, context: TransformContext, asked_by: str) -> 
 
 
 FOREIGN_BACKENDS = ("cuda", "fla", "flashinfer", "trtllm")
-"""Back ends of cached mechanisms that a configuration may name; of them only "fla" has an operator, see `has_fla`."""
+"""Back ends of cached mechanisms, other libraries', that a configuration may name; only "fla" has an operator."""
 
 
-def cached_backend(requested: str | None, context: TransformContext, asked_by: str) -> str:
-    """Return the back end that a cached mechanism's `backend` means, "torch" or "triton"; None means the run's.
+def cached_backend(requested: str | None, known: Collection[str], context: TransformContext, asked_by: str) -> str:
+    """Return the back end that a cached mechanism's `backend` means, of those `known` to it; None means the run's.
 
-    A name may carry the mechanism behind it ("triton_mla", "fla_gated_delta"). A foreign one means the run's, and that
-    is a fact.
+    A name may carry the mechanism behind it ("triton_mla", "fla_gated_delta"). A foreign one that the mechanism has no
+    operator for, or whose library is not there, means the run's, and that is a fact.
     """
     if requested is None:
         return context.attn_backend
     family = requested.split("_")[0]
-    if family not in FOREIGN_BACKENDS or (family == "fla" and has_fla() and context.device.type == "cuda"):
+    if family not in FOREIGN_BACKENDS or (family in known and has_fla() and context.device.type == "cuda"):
         return family
     fact = f"{asked_by}: back end {requested} is not available here, {context.attn_backend} is used"
     context.facts.extend([fact] if fact not in context.facts else [])

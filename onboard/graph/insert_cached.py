@@ -49,7 +49,7 @@ class InsertCached(BaseTransform[InsertCachedConfig]):
 
     def _backend(self, node: fx.Node, context: TransformContext) -> str:
         """Return the node's back end; that another takes the place of the one asked for is a fact."""
-        wanted = cached_backend(self.config.backend, context, self.key)
+        wanted = cached_backend(self.config.backend, self.descriptor.cached_names, context, self.key)
         if self.config.backend is not None:
             self.descriptor.cached_op(wanted)  # a wish for what there is not is an error
         backend = self.resolve_backend_for_node(wanted, node)

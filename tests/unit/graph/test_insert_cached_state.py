@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import onboard.ops  # noqa: F401
 from onboard.config import RuntimeConfig
 from onboard.errors import NoCachedFormError, OnboardError
+from onboard.graph import backends
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.export import export_to_graph
 from onboard.graph.factory import ModelFactory
@@ -251,6 +252,20 @@ def test_a_foreign_back_end_is_replaced_by_that_of_the_run_and_is_a_fact() -> No
     gm, _ = _apply("insert_cached_mla_attention", _exported(_mla(), context), context, backend="flashinfer_mla")
     assert any("torch_cached_mla" in str(node.target) for node in gm.graph.nodes)
     assert "back end flashinfer_mla is not available here, torch is used" in context.facts[0]
+
+
+def test_a_library_that_is_there_serves_the_mechanisms_that_have_an_operator_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backends, "has_fla", lambda: True)
+    context = _context()
+    context.device = torch.device("cuda")
+    found = {
+        key: backends.cached_backend("fla", get_transform(key).descriptor.cached_names, context, key)
+        for key in ("insert_cached_gated_delta_rule", "insert_cached_ssm_attention")
+    }
+    assert list(found.values()) == ["fla", "triton"]
+    assert len(context.facts) == 1
 
 
 def test_a_replay_that_is_asked_for_is_not_ignored_in_silence() -> None:
