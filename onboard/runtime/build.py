@@ -49,17 +49,16 @@ def build_engine(
         check_cached(gm, context)
     else:
         gm = _run_checked(pipeline, context, observer)
-    composite = _composite(context) if context.factory.eager_modules else None
     if runtime.batch_invariant:
         _check_invariant(context)
-        composite = None
+    takes_more = bool(context.factory.eager_modules) and not runtime.batch_invariant
     return Engine(
         gm,
         context.cache,
         tokenizer=Tokenizer.load(checkpoint),
         eos_token_ids=eos_token_ids(checkpoint, context.factory.text_config),
         vocab_size=getattr(context.factory.text_config, "vocab_size", None),
-        composite=composite,
+        composite=_composite(context) if takes_more else None,
         rope=length_dependent_rope(context.factory.text_config.to_dict()),
         reuse=context.runtime.kv_cache_config.enable_block_reuse,
         overlap=_overlaps(context),

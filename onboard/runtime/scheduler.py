@@ -198,13 +198,12 @@ class Scheduler:
         """Put the next chunks of the running sequences into the step, in order."""
         running = list(self.running)
         for place, sequence in enumerate(running, start=1):
-            cached = sequence.num_cached
-            length = max(len(sequence.tokens), cached + 1)
+            length = sequence.length
             if not sequence.slot or length >= sequence.limit or sequence.table != step.rope_length:
                 continue  # without a slot it has been preempted meanwhile
-            pending, budget = length - cached, self.max_num_tokens - step.num_tokens
+            pending, budget = sequence.num_pending, self.max_num_tokens - step.num_tokens
             if pending == 1 and length <= sequence.room and budget > 0:
-                step.chunks.append(sequence.single)  # nearly always, so this has to be quick
+                step.chunks.append(sequence.single)  # most do, and a prompt beside them is no reason to be slow
                 step.num_tokens += 1
             elif budget > 0:
                 self._advance(sequence, step, pending, running[place:])
