@@ -123,10 +123,11 @@ def test_a_prompt_may_have_its_own_parameters_and_several_outputs(llm: LLM) -> N
 def test_generation_config_names_the_tokens_that_end_a_text(speaking: Tiny, tmp_path: Path) -> None:
     checkpoint = shutil.copytree(speaking.checkpoint, tmp_path / "checkpoint")
     tokens = speaking.greedy([7, 8, 9], 20)
-    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, tokens[4]]}))
+    ends = [0, tokens[4]]  # a random model may choose token 0 before
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     model = LLM(checkpoint, root=speaking.root, device="cpu")
     [output] = model.generate([7, 8, 9], SamplingParams(temperature=0.0, max_tokens=20))
-    assert output.token_ids == tokens[: tokens.index(tokens[4]) + 1]
+    assert output.token_ids == tokens[: min(tokens.index(end) for end in ends if end in tokens) + 1]
     assert output.finish_reason == "stop"
 
 
