@@ -39,6 +39,7 @@ def report_view(context: RunContext) -> dict[str, Any]:
         "tests": test_groups(found["tests"].get("tests", [])),
         "test_command": found["tests"].get("command", ""),
         "review": found["review"],
+        "review_text": review_text(found["review"]),
         "runs": [run_view(name, run) for name, run in runs],
         "run_facts": run_facts(dict(runs)),
         "full": dict(runs).get("full", {}),
@@ -84,10 +85,16 @@ def chips(found: dict[str, Any], runs: dict[str, Any]) -> list[dict[str, str]]:
     verdict = (full.get("coherence") or {}).get("verdict", "not run")
     return [
         _chip("Tests", f"{passed} passed{f', {failed} failed' if failed else ''}{skipped}", bool(tests) and not failed),
-        _chip("Review", found["review"].get("verdict", "not run"), found["review"].get("verdict") == "PASS"),
+        _chip("Review", review_text(found["review"]), found["review"].get("verdict") == "PASS"),
         _chip("Run", found["run"].get("status", "not run"), found["run"].get("status") == "success"),
         {"title": "Text", "text": verdict, "state": {"coherent": "good", "incoherent": "bad"}.get(verdict, "open")},
     ]
+
+
+def review_text(review: dict[str, Any]) -> str:
+    """Return the reviewer's verdict with how many places it noted."""
+    noted = f"; style notes: {review['notes']}" if review.get("notes") else ""
+    return f"{review.get('verdict', 'not run')}{noted}"
 
 
 def _chip(title: str, text: str, good: bool) -> dict[str, str]:

@@ -13,7 +13,7 @@ from onboard.workflow.phases.cookbook import notebook_path
 from onboard.workflow.phases.matrix import empty_matrix, updated_matrix
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.phases.run import ARTIFACT as RUN
-from onboard.workflow.report_view import limitations, short_count
+from onboard.workflow.report_view import limitations, review_text, short_count
 
 TEMPLATE = "pull_request/pull_request.md.j2"
 REGISTRY, MATRIX = "registry/models.yaml", "registry/supported_models.md"
@@ -107,7 +107,7 @@ def checklist(tests: dict[str, Any], review: dict[str, Any], run: dict[str, Any]
     coherence = full["coherence"]
     return [
         (not failed and passed > 0, f"equivalence tests: {passed} passed, {len(failed)} failed"),
-        (review["verdict"] == "PASS", f"review of {len(review['items'])} items: {review['verdict']}"),
+        (review["verdict"] == "PASS", f"review of {len(review['items'])} items: {review_text(review)}"),
         (full["status"] == "success", f"full run from {run['config']}: {full['status']}"),
         (full["agreement"]["agrees"], "cached decoding agrees with a full prefill"),
         (coherence["verdict"] == "coherent", f"text {coherence['verdict']}: {coherence['reason']}"),
