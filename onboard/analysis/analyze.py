@@ -26,6 +26,7 @@ from onboard.analysis.repository_source import survey_code
 from onboard.analysis.scan_modules import probe_scan_module
 from onboard.analysis.source import location, module_source, sources_hash, sources_of
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, RepositoryCode, Trait
+from onboard.analysis.texts import check_rows
 from onboard.analysis.tiny import (
     VOCABULARY,
     build_tiny,
@@ -68,6 +69,7 @@ def analyze(
     """
     full = load_config(config, trust_remote_code=trust_remote_code)
     tiny = build_tiny(full)
+    check_rows(tiny)
     try:
         recordings = _record(tiny)
         notes = cache_notes(tiny)

@@ -79,6 +79,8 @@ def build_on_meta(folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):
             return causal_lm_class(config)._from_config(decoder_config(config))
+    except OnboardError:
+        raise
     # Any type at all: the config's values run through all of the model's constructors.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +12,8 @@ from transformers import PretrainedConfig
 from transformers.utils import logging
 
 from onboard.analysis.tiny import VOCABULARY, build_tiny, load_config, one_line
-from onboard.graph.architecture import causal_lm_class, decoder_config
+from onboard.errors import OnboardError
+from onboard.graph.architecture import causal_lm_class, decoder_config, find_language_model
 from onboard.workflow.sweep.defaults import complete, default_config
 from onboard.workflow.sweep.options import Option, options
 from onboard.workflow.sweep.targets import Target
@@ -26,8 +28,8 @@ class Checkpoint:
     """What was made."""
 
     architecture: str
-    is_causal: bool
-    """Logits do not depend on later tokens, nor on the time of day."""
+    is_causal: bool | None
+    """Logits do not depend on later tokens, nor on the time of day; None: the model does not run on a text."""
     options: list[str] = field(default_factory=list)
     """Options that are on."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -39,15 +41,41 @@ class Checkpoint:
 
 
 def make_checkpoint(target: Target, folder: Path, seed: int = 0) -> Checkpoint:
-    """Save the target's tiny model to `folder`; every parameter is random, every kind of layer there."""
+    """Save the target's tiny model to `folder`; every parameter is random, every kind of layer there.
+
+    Of a model that is none of texts, or that cannot be built, the config alone: why, the workflow has to say.
+    """
     logging.disable_progress_bar()
-    config = _config(target)
+    try:
+        return _made(target, _config(target), folder, seed)
+    except OnboardError:
+        return _config_alone(_full_config(target), folder)
+
+
+def _made(target: Target, config: PretrainedConfig, folder: Path, seed: int) -> Checkpoint:
     on, refused = _switched_on(config) if target.variant == "options" else ([], {})
     model = build_tiny(_with(config, on), seed)
     model.save_pretrained(folder)  # type: ignore[operator]
     missing = missing_classes(_with(config, on), model)
     names = [option.name for option in on]
-    return Checkpoint(type(model).__name__, is_causal(model), names, refused, missing, flow(model))
+    causal, moved = (is_causal(model), flow(model)) if _reads_texts(model) else (None, 0.0)
+    return Checkpoint(type(model).__name__, causal, names, refused, missing, moved)
+
+
+def _config_alone(config: PretrainedConfig, folder: Path) -> Checkpoint:
+    model_class: Any = find_language_model(config)
+    config.architectures = [model_class.__name__]
+    config.save_pretrained(folder)
+    return Checkpoint(config.architectures[0], None)
+
+
+@torch.no_grad()
+def _reads_texts(model: nn.Module) -> bool:
+    try:
+        model(input_ids=_text(), use_cache=False)
+    except Exception:  # whatever a model's own code raises
+        return False
+    return True
 
 
 def missing_classes(config: PretrainedConfig, tiny: nn.Module) -> list[str]:
@@ -87,10 +115,14 @@ def _text() -> torch.Tensor:
 
 
 def _config(target: Target) -> PretrainedConfig:
-    """The full-size config: the target's own, or its class's defaults with what they leave out."""
-    if target.config is not None:
-        return load_config(target.config)
-    return complete(decoder_config(default_config(target.name)))
+    """The full-size config of the language model itself, with what a class's defaults leave out."""
+    config = _full_config(target)
+    return config if target.config is not None else complete(decoder_config(config))
+
+
+def _full_config(target: Target) -> PretrainedConfig:
+    """The target's own config, or its class's defaults."""
+    return load_config(target.config) if target.config is not None else default_config(target.name)
 
 
 def _switched_on(config: PretrainedConfig) -> tuple[list[Option], dict[str, str]]:
