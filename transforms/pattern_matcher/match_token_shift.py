@@ -53,9 +53,10 @@ def _shift(gm: fx.GraphModule, cat: fx.Node, first: fx.Node, source: fx.Node) ->
         return call(gm, cat, torch.ops.onboard.torch_token_shift.default, source, like=cat)
     if not (is_op(first, aten.linear) and is_op(source, aten.linear)):
         return None
-    zero, before = first.args[0], source.args[0]
-    if not _is_zero(zero) or not _same_layer(first, source):
+    before = source.args[0]
+    if not _is_zero(first.args[0]) or not _same_layer(first, source):
         return None
+    assert isinstance(before, fx.Node)
     shifted = call(gm, cat, torch.ops.onboard.torch_token_shift.default, before, like=before)
     return call(gm, cat, aten.linear.default, shifted, *source.args[1:], like=cat)
 
