@@ -284,7 +284,9 @@ def reference_nll(session: Session, ids: list[int]) -> float | None:
 
     folder, dtype = session.context.factory.checkpoint, session.context.dtype
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, RuntimeError) as error:
         print(f"no reference from transformers: {_one_line(error)}", file=sys.stderr)
         return None

@@ -8,8 +8,11 @@ import naive
 import pytest
 import torch
 from naive import relative_error
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import onboard.ops  # noqa: F401
+from onboard.ops import indexer
+from onboard.ops.indexer import index_scores
 from onboard.ops.sparse import chosen_keys
 
 ops: Any = torch.ops.onboard
@@ -54,6 +57,39 @@ def test_the_indexer_chooses_the_best_keys_that_are_not_later() -> None:
 def test_the_indexer_takes_all_keys_of_a_short_text() -> None:
     query, key, weights = torch.randn(1, 3, 12, 5), torch.randn(1, 3, 5), torch.randn(1, 3, 12)
     assert ops.torch_lightning_indexer(query, key, weights, 4).sort(-1).values.tolist() == [[[0, 1, 2]] * 3]
+
+
+class _Products(TorchDispatchMode):
+    """Records the size of each batched product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.bmm.default:
+            self.sizes.append(out.numel())
+        return out
+
+
+@pytest.mark.parametrize("limit", [1, 250, 600, 10**6])
+def test_long_rows_are_scored_in_blocks(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few as fit in the limit, a query at a time at least; what a block gives does not depend on its size."""
+    query, key, weights = (
+        torch.randn(2, 23, 3, 5).double(),
+        torch.randn(2, 20, 5).double(),
+        torch.randn(2, 23, 3).double(),
+    )
+    expected = index_scores(query, key, weights, 0.3)
+    monkeypatch.setattr(indexer, "SCORES_AT_ONCE", limit)
+    with _Products() as products:
+        actual = index_scores(query, key, weights, 0.3)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    of_one = 2 * 3 * 20
+    rows = max(1, limit // of_one)
+    scores = products.sizes[::2]  # and after each its sum over the heads
+    assert scores == [of_one * min(rows, 23 - start) for start in range(0, 23, rows)]
 
 
 def test_registration_is_sound() -> None:
