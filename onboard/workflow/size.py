@@ -36,7 +36,8 @@ def estimate_size(source: ModelSource, dtype: str = "auto", built: dict[str, int
     """
     if has_weights(source.files()):
         counts, basis = local_counts(source.weights()), "safetensors headers"
-    elif isinstance(source, HubSource) and (counts := source.parameter_counts()):
+    elif isinstance(source, HubSource) and source.tensors:
+        counts = _tally((tensor.dtype, math.prod(tensor.shape)) for tensor in source.tensors.values())
         basis = "safetensors metadata of the Hub"
     else:
         counts = module_counts(build_on_meta(source.files())) if built is None else built
