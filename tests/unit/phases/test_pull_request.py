@@ -56,7 +56,7 @@ def test_the_text_has_everything_verbatim(context_for: ContextFactory) -> None:
     assert "```text\n Very | big\n<b>indeed</b>\n```" in text
     assert "```text\n1 passed\n```" in text
     assert "python -m pytest t.py" in text
-    assert "- [x] text coherent" in text
+    assert "- [x] text equal" in text
     assert "- [x] S1: no repeats (style, noted)\n  - `models/m.py:7: a | b`" in text
     assert "- [ ] CUDA graphs not used" in text
 
