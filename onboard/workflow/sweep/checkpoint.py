@@ -42,7 +42,7 @@ def make_checkpoint(target: Target, folder: Path, seed: int = 0) -> Checkpoint:
     """Save the target's tiny model to `folder`; every parameter is random, every kind of layer there."""
     logging.disable_progress_bar()
     config = _config(target)
-    on, refused = _switched_on(config) if target.variant == "options" else ([], {})
+    on, refused = _switched_on(config) if target.variant == "varied" else ([], {})
     model = build_tiny(_with(config, on), seed)
     model.save_pretrained(folder)  # type: ignore[operator]
     missing = missing_classes(_with(config, on), model)
