@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+INTERRUPTED = 130
+
 
 class OnboardError(Exception):
     """A failure to tell the user about without a traceback; `hint` says what to do."""
@@ -15,6 +17,15 @@ class OnboardError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}. {self.hint}" if self.hint else self.message
+
+
+def exit_code(error: BaseException | None) -> int:
+    """Return what a command exits with that ended in `error`, 0 without one."""
+    if error is None:
+        return 0
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return error.exit_code if isinstance(error, OnboardError) else 1
 
 
 class UsageError(OnboardError):

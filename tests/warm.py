@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+from onboard.workflow.programs import run_as_main
 
 if TYPE_CHECKING:
     from onboard.workflow.phase import RunContext
@@ -55,18 +55,18 @@ class Warm:
             code = self._run(list(map(str, words)), os.getcwd(), os.environ, out, err)
             return subprocess.CompletedProcess(words, code, _text(out), _text(err))
 
-    def run_pytest(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str:
-        """Do what `onboard.workflow.pytest_run.in_new_interpreter` does."""
-        environment = {**os.environ, **environment, "PYTHONDONTWRITEBYTECODE": "1"}
-        with tempfile.TemporaryFile() as out:
-            self._run(["pytest", *arguments], str(folder), environment, out, out)
-            return _text(out)
-
-    def call(self, command: Sequence[str], log: IO[str], *, offline: bool) -> int:
-        """Do what the run phase does to start its agent."""
-        assert command[:2] == [sys.executable, "-m"]
-        assert not offline, "the libraries have read the environment by now"
-        return self._run(command[2:], os.getcwd(), os.environ, log, log)
+    def run_module(
+        self,
+        words: Sequence[str],
+        output: IO[Any],
+        *,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> int:
+        """Do what `onboard.workflow.programs.in_new_interpreter` does."""
+        added = environment or {}
+        assert "HF_HUB_OFFLINE" not in added, "the libraries have read the environment by now"
+        return self._run(words, str(folder or Path.cwd()), {**os.environ, **added}, output, output)
 
     def _run(
         self, words: Sequence[str], folder: str, environment: Mapping[str, str], out: IO[Any], err: IO[Any]
@@ -111,7 +111,7 @@ def _become(connection: socket.socket, warm: Warm) -> NoReturn:
     """Be the process that was asked for: its streams, its folder, its environment, its module."""
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
     words, folder, environment = json.loads(connection.makefile().read())
-    code: object = 1
+    code = 1
     try:
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
@@ -120,30 +120,21 @@ def _become(connection: socket.socket, warm: Warm) -> NoReturn:
         os.environ.update(environment)
         sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in environment
         _start_others(warm)
-        sys.argv[1:] = words[1:]
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-        code = 0
-    except SystemExit as error:
-        code = error.code or 0
-    except BaseException:
-        traceback.print_exc()
+        code = run_as_main(words)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        connection.sendall(str(code if isinstance(code, int) else 1).encode())
+        connection.sendall(str(code).encode())
         os._exit(0)
 
 
 def _start_others(warm: Warm) -> None:
     """Have the phases `test` and `run` start their processes as this one was started."""
     from onboard.workflow import engine
-    from onboard.workflow.phases import run
 
     open_run = engine.open_run
 
     def opened(*arguments: Any) -> RunContext:
         context = open_run(*arguments)
-        context.run_pytest = warm.run_pytest
+        context.run_module = warm.run_module
         return context
 
-    engine.open_run, run._call = opened, warm.call
+    engine.open_run = opened

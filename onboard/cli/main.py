@@ -12,9 +12,8 @@ import typer
 from onboard.cli import bench, check, demo, doctor, model, plan, status, sweep, tune, verify
 from onboard.cli import run as run_command
 from onboard.cli.group import DEFAULT, DefaultCommandGroup
-from onboard.errors import OnboardError
+from onboard.errors import INTERRUPTED, OnboardError, exit_code
 
-INTERRUPTED = 130
 # Click's class, or that of the copy of click which newer versions of typer carry.
 _ClickUsageError: Any = typer.BadParameter.__base__
 
@@ -75,7 +74,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         command = error.ctx.command_path.removesuffix(f" {DEFAULT}") if error.ctx else "onboard"
         return _fail(f"{error.format_message().rstrip('.')}. See {command} --help", 2)
     except OnboardError as error:
-        return _fail(str(error), error.exit_code, debug=debug)
+        return _fail(str(error), exit_code(error), debug=debug)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
@@ -84,7 +83,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     # The user is owed one line for our own defects too.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return _fail(f"internal error: {reason}. Run with --debug for the traceback", 1, debug=debug)
+        return _fail(f"internal error: {reason}. Run with --debug for the traceback", exit_code(error), debug=debug)
 
 
 def _fail(message: str, code: int, *, debug: bool = False) -> int:

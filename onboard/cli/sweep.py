@@ -38,8 +38,13 @@ def sweep(
     ] = False,
     types: Annotated[str | None, typer.Option(metavar="A,B,...", help="Of those, only these types.")] = None,
     variants: Annotated[
-        bool, typer.Option("--variants", help="Each a second time, with options on that the defaults leave off.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--variants/--no-variants",
+            help="Each a second time: other sizes, another order of layers, options on that the defaults leave off.",
+            show_default="with --all-transformers",
+        ),
+    ] = None,
     root: Annotated[Path, typer.Option(help="Folder that everything is written to.", show_default="here")] = Path(),
     device: Annotated[Device, typer.Option(help="Where the models run.")] = Device.CPU,
     jobs: Annotated[int | None, typer.Option(min=1, help="Models at a time.", show_default="one a core or GPU")] = None,
@@ -55,7 +60,7 @@ def sweep(
     mode: Annotated[
         ModeName, typer.Option(help="graph: onboard; hf, transformers: run transformers' own model, without a file.")
     ] = ModeName.GRAPH,
-    until: Annotated[str, typer.Option(metavar="PHASE", help="Stop each model after this phase.")] = "test",
+    until: Annotated[str, typer.Option(metavar="PHASE", help="Stop each model after this phase.")] = "pull_request",
     limit_seconds: Annotated[float, typer.Option(help="Time limit of a model.")] = 600.0,
     limit_memory: Annotated[float, typer.Option(metavar="GIB", help="Memory limit of each process of a model.")] = 8.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what did not change.")] = False,
@@ -63,16 +68,20 @@ def sweep(
 ) -> int:
     """Onboard many architectures, each as a tiny random checkpoint in a process of its own, and show what works.
 
+    What the command leaves is judged in a fresh process: against transformers, on prompts that nobody has seen before.
+
     Run it again to go on: what ended under the same code and versions is not run again. Over all types of transformers
     it writes registry/coverage.json, docs/coverage.md and docs/coverage.svg.
     """
+    from onboard.workflow.engine import PHASES
     from onboard.workflow.sweep.sweep import Sweep, SweepOptions
 
     chosen = "cuda" if device is Device.CUDA or (device is Device.AUTO and _has_gpu()) else "cpu"
     options = SweepOptions(until, mode.value, chosen, limit_seconds, limit_memory, fresh)
-    targets = _targets(models or [], all_transformers, types, variants, root)
+    both = all_transformers if variants is None else variants
+    targets = _targets(models or [], all_transformers, types, both, root)
     todo = Sweep(targets, root.expanduser().resolve(), options)
-    complete = all_transformers and types is None and mode is ModeName.GRAPH
+    complete = all_transformers and both and types is None and mode is ModeName.GRAPH and until == PHASES[-1]
     entries, interrupted = _run(todo, _executor(executor, chosen, jobs, address))
     coverage = _coverage(todo, entries)
     _show(coverage, todo.root if complete else None, as_json)
@@ -96,7 +105,7 @@ def _targets(models: list[str], all_transformers: bool, types: str | None, varia
     found = {target.name: target for target in [*(Target(name=name) for name in names), *resolve(models, root)]}
     if not found:
         raise UsageError("there is nothing to sweep over", hint="Name models, or use --all-transformers")
-    second = [target.model_copy(update={"variant": "options"}) for target in found.values()] if variants else []
+    second = [target.model_copy(update={"variant": "varied"}) for target in found.values()] if variants else []
     return [*found.values(), *second]
 
 
@@ -129,6 +138,7 @@ def _run(todo: Sweep, executor: Executor) -> tuple[list[Entry], bool]:
 def _coverage(todo: Sweep, entries: list[Entry]) -> Coverage:
     from onboard.workflow.state import current_versions
     from onboard.workflow.sweep.coverage import Coverage, ordered
+    from onboard.workflow.sweep.targets import VARIANTS
 
     options = todo.options
     return Coverage(
@@ -139,6 +149,7 @@ def _coverage(todo: Sweep, entries: list[Entry]) -> Coverage:
         until=options.until,
         limits={"seconds": options.seconds, "gibibytes": options.gibibytes},
         asked=len(todo.targets),
+        variants=[name for name in VARIANTS if any(target.variant == name for target in todo.targets)],
         entries=ordered(entries),
     )
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _STYLES = {
     "pass": "green",
+    "wrong": "bold red",
     "prefill": "cyan",
     "fail": "red",
     "refused": "yellow",

@@ -88,6 +88,7 @@ def _load(context: TransformContext, dtype: torch.dtype) -> Any:
             dtype=dtype,
             attn_implementation="eager",
             local_files_only=True,
+            trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
         )

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from onboard.errors import exit_code
+
 PhaseStatus = Literal["done", "skipped", "planned", "failed", "interrupted"]
 
 
@@ -40,6 +42,11 @@ class RunOutcome:
     def exception(self) -> BaseException | None:
         """What ended the run, if it did not come to its end."""
         return self.phases[-1].exception if self.phases else None
+
+    @property
+    def exit_code(self) -> int:
+        """What the command exits with."""
+        return exit_code(self.exception)
 
     def document(self) -> dict[str, Any]:
         """Return the run as JSON-able data; artifacts are absolute paths."""

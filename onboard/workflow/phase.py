@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from onboard.analysis.spec import ModelSpec
 from onboard.config import DType, StrictModel
-from onboard.workflow.pytest_run import RunPytest, in_new_interpreter
+from onboard.workflow.programs import RunModule, in_new_interpreter
 
 if TYPE_CHECKING:
     from onboard.hub import ModelSource
@@ -54,7 +54,8 @@ class RunContext:
     worklog: Worklog
     source: ModelSource
     """Where the model's files are (`onboard.hub`): a local folder, the cache or a Hub; weights on demand."""
-    run_pytest: RunPytest = in_new_interpreter
+    run_module: RunModule = in_new_interpreter
+    """How phases start programs of Python."""
 
     def artifact(self, name: str) -> Path:
         """Return the path of an artifact in the work folder."""

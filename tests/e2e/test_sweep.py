@@ -15,7 +15,8 @@ import pytest
 from warm import Warm
 
 from onboard.content import CONTENT_ROOT
-from onboard.workflow.sweep.record import LEVELS, TESTED, TargetRecord, judge
+from onboard.workflow.engine import PHASES
+from onboard.workflow.sweep.record import LEVELS, TESTED, TargetRecord, conclude
 from onboard.workflow.sweep.store import RECORD
 
 SWEEP = [sys.executable, "-m", "onboard", "sweep", "--device", "cpu", "--jobs", "1"]
@@ -26,18 +27,21 @@ def sweep(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def by_name(document: dict[str, Any]) -> dict[str, Any]:
-    return {entry["type"]: entry for entry in document["entries"]}
+    return {entry["type"]: entry for entry in document["entries"] if entry["variant"] == "default"}
 
 
 def comparable(entry: dict[str, Any]) -> dict[str, Any]:
     """What two runs have in common: weights and prompts, and so the errors, are other ones each time."""
     assert all(0 <= error <= 1e-5 for error in entry["errors"].values())
-    return {key: value for key, value in entry.items() if key not in ("seconds", "errors")}
+    return {key: value for key, value in entry.items() if key not in ("seconds", "cpu_seconds", "errors", "verdict")}
 
 
 def left_by(target: str, root: Path) -> set[str]:
     folder = root / ".onboard" / "sweep" / target / "root"
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    left = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and path.suffix != ".log"}
+    return {
+        path.as_posix() for path in left if path.parts[0] != ".git"
+    }  # logs and commits have the time in their names
 
 
 @pytest.mark.slow
@@ -47,6 +51,10 @@ def test_a_sweep_finds_what_works_and_goes_on_where_it_was(tmp_path: Path) -> No
     first = by_name(json.loads(done.stdout))
     llama = first["llama"]
     assert (llama["status"], llama["level"], llama["reason"]) == ("pass", "cached_decode", "")
+    assert llama["phases"] == dict.fromkeys(PHASES, "done")
+    assert llama["exit_code"] == 0
+    assert llama["verdict"]["tokens"] > 0
+    assert 0 <= llama["verdict"]["prefill_error"] <= 1e-5
     assert set(llama["levels"]) == set(LEVELS)
     assert set(llama["errors"]) == set(TESTED)
     assert all(0 <= error <= 1e-5 for error in llama["errors"].values())
@@ -77,7 +85,8 @@ def test_a_sample_is_as_the_committed_coverage_says(tmp_path: Path) -> None:
     done = sweep(tmp_path, *SAMPLE, "--json", "--jobs", "2")
     found = by_name(json.loads(done.stdout))
     committed = by_name(json.loads((CONTENT_ROOT / "registry" / "coverage.json").read_text(encoding="utf-8")))
-    assert {name: found[name]["level"] for name in SAMPLE} == {name: committed[name]["level"] for name in SAMPLE}
+    for key in ("status", "level", "phases"):
+        assert {name: found[name][key] for name in SAMPLE} == {name: committed[name][key] for name in SAMPLE}
 
 
 @pytest.mark.slow
@@ -136,7 +145,7 @@ def test_a_tool_that_generates_a_wrong_model_gets_no_pass(
     monkeypatch.chdir(tmp_path)
     done = warm("broken_tool")
     assert done.returncode == 0, done.stderr
-    entry = judge(TargetRecord.model_validate_json(done.stdout.splitlines()[-1]), "test")
+    entry = conclude(TargetRecord.model_validate_json(done.stdout.splitlines()[-1]), PHASES[-1])
     assert entry.status == "fail", entry
     assert entry.levels["model"] == "failed"
     assert not (tmp_path / RECORD).exists()

@@ -26,6 +26,7 @@ from onboard.testing import (
     record_calls,
     rmse_ratio,
 )
+from onboard.workflow.pytest_run import run_pytest
 
 CONFIG = LlamaConfig(
     hidden_size=32,
@@ -254,7 +255,12 @@ def test_model(broken):
 def test_the_plugin_writes_what_each_test_measured(warm: Warm, tmp_path: Path) -> None:
     tests, results = tmp_path / "test_x.py", tmp_path / "results.json"
     tests.write_text(TESTS_OF_A_TEST)
-    warm.run_pytest(["-q", "-p", "onboard.testing.plugin", "--onboard-results", str(results), str(tests)], tmp_path, {})
+    run_pytest(
+        ["-q", "-p", "onboard.testing.plugin", "--onboard-results", str(results), str(tests)],
+        tmp_path,
+        {},
+        warm.run_module,
+    )
     rows = {row["name"]: row for row in json.loads(results.read_text())}
     mlp, norm, nan = (rows[f"test_block[{name}]"] for name in ("a.mlp", "a.norm", "a.nan"))
     assert (mlp["status"], mlp["level"], mlp["block"], mlp["error"]) == ("failed", "block", "a.mlp", 0.5)

@@ -7,13 +7,10 @@ Each run is a process of its own (`onboard.agents.run_agent`). Every prompt and 
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 from onboard import registry
 from onboard.analysis.spec import ModelSpec
@@ -108,11 +105,13 @@ def run_agent(context: RunContext, log: Path, description: str, layers: int | No
     arguments = ["--config", _config_path(context), "--root", context.root, "--output", output, "--exit-with-parent"]
     arguments += _overrides(context)
     arguments += ["--layers", str(layers)] if layers is not None else []
-    command = [sys.executable, "-m", "onboard.agents.run_agent", *map(str, arguments)]
+    words = ["onboard.agents.run_agent", *map(str, arguments)]
+    # The weights are here by now: nothing is to be fetched from inside the run.
+    environment = {"PYTHONUNBUFFERED": "1"} | ({"HF_HUB_OFFLINE": "1"} if context.options.offline else {})
     with log.open("a", encoding="utf-8") as file:
-        file.write(f"=== {description}\n$ {' '.join(command)}\n")
+        file.write(f"=== {description}\n$ python -m {' '.join(words)}\n")
         file.flush()
-        code = _call(command, file, offline=context.options.offline)
+        code = context.run_module(words, file, environment=environment)
     result = _read_result(output, code)
     output.unlink(missing_ok=True)
     return {"description": description, **result}
@@ -132,20 +131,6 @@ def _overrides(context: RunContext) -> list[str]:
     """Return the device and dtype that the user asked for, as arguments of the agent."""
     asked = {"--device": context.options.device, "--dtype": context.options.dtype}
     return [word for name, value in asked.items() if value != "auto" for word in (name, value)]
-
-
-def _call(command: list[str], log: IO[str], *, offline: bool) -> int:
-    """Run a command with its output in `log`; its open standard input tells it that this process lives."""
-    # The weights are here by now: nothing is to be fetched from inside the run.
-    environment = os.environ | ({"HF_HUB_OFFLINE": "1"} if offline else {}) | {"PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment
-    ) as process:
-        try:
-            return process.wait()
-        except BaseException:
-            process.kill()
-            raise
 
 
 def _read_result(output: Path, code: int) -> dict[str, Any]:

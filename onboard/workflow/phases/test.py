@@ -16,7 +16,7 @@ from onboard.codegen.render import TEST_TEMPLATE
 from onboard.content import content_path
 from onboard.errors import OnboardError
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
-from onboard.workflow.pytest_run import RunPytest, in_new_interpreter
+from onboard.workflow.pytest_run import RunPytest, run_pytest
 from onboard.workflow.remote import client as remote
 from onboard.workflow.remote.vet import vet_tests
 
@@ -43,10 +43,10 @@ class TestPhase(Phase):
         test_file = test_path(context)
         context.files.write(context.root / test_file, _text(context))
         own_code = context.spec.repository is not None
-        run_pytest = partial(remote.run_pytest, context) if own_code else context.run_pytest
+        local = partial(run_pytest, run_module=context.run_module)
         with _runnable_root(context) as root:
             gpu = context.options.device != "cpu" and not own_code  # that runs without devices
-            record = run_tests(root, test_file, gpu=gpu, run_pytest=run_pytest)
+            record = run_tests(root, test_file, gpu=gpu, run=partial(remote.run_pytest, context) if own_code else local)
         context.write_json("tests.json", record)
         tests = record["tests"]
         if failed := [test for test in tests if test["status"] == "failed"]:
@@ -100,14 +100,14 @@ def _runnable_root(context: RunContext) -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_tests(root: Path, test_file: Path, gpu: bool, run_pytest: RunPytest = in_new_interpreter) -> dict[str, Any]:
+def run_tests(root: Path, test_file: Path, gpu: bool, run: RunPytest = run_pytest) -> dict[str, Any]:
     """Run a test file of `root` with pytest; return {command, output, tests}, `tests` as the plugin wrote them."""
     seed = str(secrets.randbelow(2**31))
     arguments = ["-v", "-p", "no:cacheprovider", "-p", "onboard.testing.plugin"]
     arguments += [str(test_file)] if gpu else ["-m", "not gpu", str(test_file)]
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.json")
-        output = run_pytest([*arguments, "--onboard-results", str(results)], root, {"ONBOARD_SEED": seed})
+        output = run([*arguments, "--onboard-results", str(results)], root, {"ONBOARD_SEED": seed})
         tests = json.loads(results.read_text(encoding="utf-8")) if results.exists() else []
     if not tests:  # the file does not even import
         raise OnboardError(f"pytest ran no test of {test_file}: {_last_error(output)}")

@@ -52,11 +52,13 @@ def run_pytest(
 ) -> dict[str, str]:
     """Run pytest; return what it printed and the plugin's results."""
     from onboard.testing.repository import CONSENT
-    from onboard.workflow.pytest_run import in_new_interpreter
+    from onboard.workflow import pytest_run
 
     path = Path("results.json").absolute()
     changed = [str(path) if item == results else item for item in arguments]
-    output = in_new_interpreter([*changed, "--basetemp", str(Path("pytest").absolute())], Path(working), {CONSENT: "1"})
+    output = pytest_run.run_pytest(
+        [*changed, "--basetemp", str(Path("pytest").absolute())], Path(working), {CONSENT: "1"}
+    )
     return {"output": output, "results": path.read_text(encoding="utf-8") if path.exists() else ""}
 
 

@@ -1,4 +1,7 @@
-"""Onboards one target in this process, which may be killed at any time: each step is written down as it happens."""
+"""Onboards one target in this process, which may be killed at any time: each step is written down as it happens.
+
+A second process judges what the first one left.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,16 @@ from typing import Any
 
 from onboard.config import Mode, StrictModel
 from onboard.errors import OnboardError
+from onboard.user_cache import FOLDER_VARIABLE
+from onboard.workflow.engine import PHASES, Engine, load_phases, open_run
+from onboard.workflow.files import write_atomically
 from onboard.workflow.outcome import PhaseOutcome
-from onboard.workflow.phase import RunOptions
-from onboard.workflow.pytest_run import ForkedPytest
+from onboard.workflow.phase import RunContext, RunOptions
+from onboard.workflow.programs import ForkServer
 from onboard.workflow.sweep.targets import Target
 
-EVENTS, LOG = "events.jsonl", "log.txt"
-CHECKPOINT = "checkpoint"
+EVENTS, LOG, VERDICT = "events.jsonl", "log.txt", "verdict.json"
+CHECKPOINT, ROOT = "checkpoint", "root"
 Emit = Callable[..., None]
 
 
@@ -30,26 +36,46 @@ class Job(StrictModel):
     folder: Path
     """The target's own: checkpoint, root, events and log."""
     mode: Mode = "graph"
-    until: str = "test"
+    until: str = PHASES[-1]
     """Of mode graph: the last phase of the workflow; other modes build the checkpoint's model and run it."""
     device: str = "cpu"
     seconds: float = 600.0
     gibibytes: float = 8.0
 
+    @property
+    def checkpoint(self) -> Path:
+        """Where the target's checkpoint is saved."""
+        return self.folder / CHECKPOINT / self.target.folder
+
 
 def run_child(job: Job) -> None:
     """Onboard the job's target; returns only when there is no more to say."""
-    _limit_memory(job.gibibytes)
-    os.environ["TMPDIR"] = str(job.folder)  # what a killed process leaves goes with the folder
-    pytest = ForkedPytest()
+    _confine(job)
+    programs = ForkServer()
     with (job.folder / EVENTS).open("a", encoding="utf-8", buffering=1) as file:
 
         def emit(**event: Any) -> None:
             file.write(json.dumps(event) + "\n")
 
         if _make_checkpoint(job, emit):
-            _onboard(job, pytest, emit) if job.mode == "graph" else _run(job, emit)
+            _onboard(job, programs, emit) if job.mode == "graph" else _run(job, emit)
         emit(end=True)
+
+
+def run_judge(job: Job) -> None:
+    """Judge what `run_child` left, and write the verdict down."""
+    from onboard.workflow.sweep.judge import judge
+
+    _confine(job)
+    verdict = judge(job.checkpoint, job.folder / ROOT, job.device)
+    write_atomically(job.folder / VERDICT, verdict.model_dump_json(indent=2) + "\n")
+
+
+def _confine(job: Job) -> None:
+    """Keep this process, and what it starts, to the job's memory and folder: what a killed one leaves goes with it."""
+    _limit_memory(job.gibibytes)
+    os.environ["TMPDIR"] = str(job.folder)
+    os.environ[FOLDER_VARIABLE] = str(job.folder / "cache")
 
 
 def _limit_memory(gibibytes: float) -> None:
@@ -66,7 +92,7 @@ def _make_checkpoint(job: Job, emit: Emit) -> bool:
 
     emit(step=CHECKPOINT)
     try:
-        made = make_checkpoint(job.target, job.folder / CHECKPOINT / job.target.folder)
+        made = make_checkpoint(job.target, job.checkpoint)
     except Exception as error:  # a model's own code may raise anything; the coverage tells it
         os.write(2, traceback.format_exc().encode())
         emit(error=str(error) if isinstance(error, OnboardError) else one_line(error))
@@ -75,26 +101,44 @@ def _make_checkpoint(job: Job, emit: Emit) -> bool:
     return made.is_causal is not False
 
 
-def _onboard(job: Job, pytest: ForkedPytest, emit: Emit) -> None:
-    """Run the workflow on the checkpoint, in a root of the target's own."""
-    from onboard.workflow.engine import Engine, load_phases, open_run
+def _onboard(job: Job, programs: ForkServer, emit: Emit) -> None:
+    """Run the workflow on the checkpoint, in a root of the target's own, as the command does."""
 
-    options = RunOptions(device=job.device, dtype="float32" if job.device == "cpu" else "auto", offline=True)
-    model = str(job.folder / CHECKPOINT / job.target.folder)
-    context = open_run(model, job.folder / "root", options)
-    context.run_pytest = pytest
-    Engine(load_phases(), _Observer(emit)).run(context, until=job.until)
+    options = RunOptions(device=job.device, offline=True)
+    root = job.folder / ROOT
+    _make_checkout(root)
+    context = open_run(str(job.checkpoint), root, options)
+    context.run_module = programs
+    outcome = Engine(load_phases(), _Observer(emit)).run(context, until=job.until)
+    emit(exit_code=outcome.exit_code)
+    _describe(context, emit)
+
+
+def _make_checkout(root: Path) -> None:
+    """Make the root a git checkout of its own: the one around it, if any, gets no branches of tiny models."""
+    try:
+        import git
+    except ImportError:  # GitPython raises it when there is no git executable
+        root.mkdir()
+    else:
+        git.Repo.init(root).close()
+
+
+def _describe(context: RunContext, emit: Emit) -> None:
+    """Say what there is to say of the files that were left."""
     for path in (context.root / "models").glob("modeling_*.py"):
         emit(lines=len(path.read_text(encoding="utf-8").splitlines()))
     if (tests := context.artifact("tests.json")).exists():
         emit(tests=json.loads(tests.read_text(encoding="utf-8"))["tests"])
+    if (review := context.artifact("review.json")).exists():
+        emit(notes=json.loads(review.read_text(encoding="utf-8")).get("notes"))
 
 
 def _run(job: Job, emit: Emit) -> None:
     """Run the checkpoint in a mode that needs no model file."""
     from onboard.workflow.sweep.modes import run_mode
 
-    run_mode(job.folder / CHECKPOINT / job.target.folder, job.mode, job.device, emit)
+    run_mode(job.checkpoint, job.mode, job.device, emit)
 
 
 class _Observer:

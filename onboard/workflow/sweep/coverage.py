@@ -10,8 +10,10 @@ from typing import Literal
 from pydantic import Field
 
 from onboard.config import Mode, StrictModel
+from onboard.workflow.engine import PHASES
 from onboard.workflow.files import write_atomically
-from onboard.workflow.sweep.record import PREFILL, STATUSES, Entry, Status, all_levels
+from onboard.workflow.sweep.record import STATUSES, Entry, Status
+from onboard.workflow.sweep.targets import Variant
 
 PATH = Path("registry", "coverage.json")
 _ELLIPSIS = "…"
@@ -20,7 +22,7 @@ _ELLIPSIS = "…"
 class Coverage(StrictModel):
     """The content of the file."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     versions: dict[str, str]
     source_hash: str
     """Of the code and templates that were measured."""
@@ -31,6 +33,8 @@ class Coverage(StrictModel):
     """Of one target: seconds and, for each of its processes, gibibytes."""
     asked: int
     """Targets that the sweep was to go over; `entries` has fewer when it was stopped early."""
+    variants: list[Variant]
+    """The checkpoints of each type."""
     entries: list[Entry] = Field(default_factory=list)
 
     @property
@@ -42,19 +46,46 @@ class Coverage(StrictModel):
         """Return the number of entries of each status."""
         return {status: sum(entry.status == status for entry in self.entries) for status in STATUSES}
 
-    def reached(self) -> dict[str, int]:
-        """Return how many entries passed everything up to each level."""
-        levels = all_levels(self.mode)
-        depth = [levels.index(entry.level) if entry.level else -1 for entry in self.entries]
-        return {level: sum(at >= index for at in depth) for index, level in enumerate(levels)}
+    def types(self) -> dict[str, list[Entry]]:
+        """Return the entries of each type."""
+        found: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            found.setdefault(entry.type, []).append(entry)
+        return found
+
+    def causal(self) -> dict[str, list[Entry]]:
+        """Return the entries of each type whose usual checkpoint is a causal language model."""
+        return {name: entries for name, entries in self.types().items() if entries[0].status != "not-causal"}
+
+    def succeeded(self) -> list[str]:
+        """Return the types that passed on each of their checkpoints."""
+        return [
+            name
+            for name, entries in self.causal().items()
+            if [entry.variant for entry in entries] == self.variants and worst(entries).status == "pass"
+        ]
+
+    def reached(self, variant: Variant) -> dict[str, int]:
+        """Return how many checkpoints were made, came through each phase, and are what the judge agrees with."""
+        entries = [entry for entry in self.entries if entry.variant == variant]
+        made = {"checkpoint": sum(entry.levels.get("checkpoint") == "passed" for entry in entries)}
+        phases = {name: sum(entry.phases.get(name) == "done" for entry in entries) for name in PHASES}
+        exits = {"exit code 0": sum(entry.exit_code == 0 for entry in entries)}
+        agreed = sum(entry.verdict is not None and entry.verdict.agrees for entry in entries)
+        return made | phases | exits | {"the judge agrees": agreed}
+
+    def notes(self) -> dict[str, int]:
+        """Return the review's notes on style of each type that has any, of its checkpoints the most."""
+        counts = {name: max(entry.notes or 0 for entry in entries) for name, entries in self.types().items()}
+        return {name: count for name, count in counts.items() if count}
 
     def summary(self) -> str:
-        """Return the two counts that matter most, as one line."""
-        passed = self.counts()["pass"]
+        """Return the count that matters most, as one line."""
+        passed, of = len(self.succeeded()), len(self.causal())
+        where = "on both checkpoints" if len(self.variants) > 1 else "on its checkpoint"
         if self.mode != "graph":
-            return f"transformers' logits and greedy tokens in mode {self.mode}: {passed} of {self.asked}"
-        prefill, decode = self.reached()[PREFILL], passed
-        return f"every level of prefill equivalence: {prefill} of {self.asked}; cached decode too: {decode}"
+            return f"transformers' logits and greedy tokens in mode {self.mode}: {passed} of {of} types {where}"
+        return f"the command succeeded and the judge agrees {where}: {passed} of {of} causal types"
 
     def text(self) -> str:
         """Return the file's text."""
@@ -64,6 +95,11 @@ class Coverage(StrictModel):
 def ordered(entries: Sequence[Entry]) -> list[Entry]:
     """Return entries by type and variant."""
     return sorted(entries, key=lambda entry: (entry.type, entry.variant))
+
+
+def worst(entries: Sequence[Entry]) -> Entry:
+    """Return the entry that is the least of a pass, as `STATUSES` orders them; what is wrong above all."""
+    return max(entries, key=lambda entry: (entry.status == "wrong", STATUSES.index(entry.status)))
 
 
 def group_by_reason(entries: Sequence[Entry]) -> list[tuple[str, list[Entry]]]:

@@ -16,6 +16,7 @@ from onboard.workflow.sweep.child import Job
 from onboard.workflow.sweep.record import TargetRecord
 
 Started = Callable[[Job], None]
+_QUIET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 _PATIENCE = 10.0
 """Seconds that a worker has to end after it was asked to."""
 
@@ -95,7 +96,7 @@ class Worker:
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+            environment = {**os.environ, **_QUIET}
             if self._gpu is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = str(self._gpu)
             self._process = subprocess.Popen(

@@ -13,9 +13,10 @@ from pydantic import Field
 from onboard.config import Mode, StrictModel
 from onboard.errors import NoCachedFormError
 from onboard.workflow.sweep.targets import Target, Variant, label
+from onboard.workflow.sweep.verdict import LIMIT, Verdict
 
-Status = Literal["pass", "prefill", "fail", "refused", "not-causal", "timeout", "crash"]
-STATUSES: tuple[Status, ...] = ("pass", "prefill", "fail", "refused", "not-causal", "timeout", "crash")
+Status = Literal["pass", "wrong", "prefill", "fail", "refused", "not-causal", "timeout", "crash"]
+STATUSES: tuple[Status, ...] = ("pass", "wrong", "prefill", "fail", "refused", "not-causal", "timeout", "crash")
 TESTED = ("block", "layer", "model", "export", "cached_decode")
 """Levels that the generated tests have, bottom-up."""
 PREFILL = "export"
@@ -23,8 +24,6 @@ PREFILL = "export"
 LEVELS = ("checkpoint", "analyze", "generate", "prove", *TESTED)
 RUN = ("logits", "tokens")
 """Levels of a model that runs without a model file."""
-LIMIT = 1e-5
-"""Largest error on the CPU, in float32, whatever a test itself allows."""
 LEAST_FLOW = 10 * LIMIT
 """How far a token has to move the logits of later ones, or none of these errors says anything of attention."""
 LevelStatus = Literal["passed", "failed", "skipped"]
@@ -80,6 +79,15 @@ class TargetRecord(StrictModel):
     """Length of the generated file."""
     tests: list[dict[str, Any]] = Field(default_factory=list)
     """As the test phase's `tests.json` has them."""
+    notes: int | None = None
+    """Of the review, on style; None: it said nothing of any."""
+    exit_code: int | None = None
+    """Of the command; None: it came to no end."""
+    verdict: Verdict | None = None
+    """The judge's; None: there was no proven file to judge."""
+    cpu_seconds: float = 0.0
+    """Of all its processes."""
+    judge_seconds: float = 0.0
 
 
 class Entry(StrictModel):
@@ -94,8 +102,17 @@ class Entry(StrictModel):
     levels: dict[str, LevelStatus]
     errors: dict[str, float]
     """Largest error of each level that measured one."""
+    phases: dict[str, str] = Field(default_factory=dict)
+    """What became of each phase that was reached, in order."""
+    exit_code: int | None = None
+    """Of the command; None: it came to no end, or was never called."""
+    verdict: Verdict | None = None
+    """The judge's; None: there was no proven file to judge."""
+    notes: int | None = None
+    """Of the review, on style; None: it was not reached, or counts none."""
     lines: int | None
     seconds: float
+    cpu_seconds: float = 0.0
     reason: str
     """Why it is no pass; empty for a pass."""
     block: str = ""
@@ -108,8 +125,24 @@ class Entry(StrictModel):
         """What the target is called in tables."""
         return label(self.type, self.variant)
 
+    @property
+    def reached(self) -> str:
+        """The last phase that is done; empty: none."""
+        return next((name for name, status in reversed(self.phases.items()) if status == "done"), "")
 
-def judge(record: TargetRecord, until: str) -> Entry:
+    @property
+    def test_error(self) -> float | None:
+        """The largest error of any test."""
+        return max(self.errors.values(), default=None)
+
+    @property
+    def judge_error(self) -> float | None:
+        """The largest error that the judge measured."""
+        measured = (self.verdict.prefill_error, self.verdict.decode_error) if self.verdict else (None,)
+        return None if None in measured else max(error for error in measured if error is not None)
+
+
+def conclude(record: TargetRecord, until: str) -> Entry:
     """Return what a target came to, when the phases up to `until` were asked for."""
     levels = level_statuses(record)
     status, reason = _status(record, levels, until)
@@ -122,8 +155,13 @@ def judge(record: TargetRecord, until: str) -> Entry:
         level=_reached(levels, record.mode),
         levels=levels,
         errors=_errors(record),
+        phases={phase.name: phase.status for phase in record.phases},
+        exit_code=record.exit_code,
+        verdict=record.verdict,
+        notes=record.notes,
         lines=record.lines,
         seconds=round(record.seconds, 1),
+        cpu_seconds=round(record.cpu_seconds, 1),
         reason=" ".join(reason.split()),
         block=str(failed[0]["block"]) if failed and status == "fail" else "",
         options=record.options,
@@ -215,7 +253,16 @@ def _status(record: TargetRecord, levels: dict[str, LevelStatus], until: str) ->
         return "fail", _untold(record)
     if record.is_causal is not True or not record.phases or record.phases[-1].name != _last_phase(record, until):
         return "fail", f"the run did not come to the end of {until}"
-    return "pass", ""
+    return _judged(record) if record.mode == "graph" else ("pass", "")
+
+
+def _judged(record: TargetRecord) -> tuple[Status, str]:
+    """The status of a target all of whose phases are done: the command has to say so, and the judge to agree."""
+    if record.exit_code != 0:
+        return "fail", f"the command's exit code is {record.exit_code}"
+    if record.verdict is None:
+        return "fail", "nobody judged what it left"
+    return ("pass", "") if record.verdict.agrees else ("wrong", f"judge: {record.verdict.reason}")
 
 
 def _tells(record: TargetRecord) -> bool:

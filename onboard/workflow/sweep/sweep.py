@@ -11,7 +11,7 @@ from onboard.errors import UsageError
 from onboard.workflow.engine import PHASES
 from onboard.workflow.sweep.child import Job
 from onboard.workflow.sweep.executors import Executor, Started
-from onboard.workflow.sweep.record import Entry, judge
+from onboard.workflow.sweep.record import Entry, conclude
 from onboard.workflow.sweep.store import job_key, load_record, save_record, source_hash, sweep_folder
 from onboard.workflow.sweep.targets import Target
 
@@ -20,7 +20,7 @@ from onboard.workflow.sweep.targets import Target
 class SweepOptions:
     """How every target is onboarded."""
 
-    until: str = "test"
+    until: str = PHASES[-1]
     mode: Mode = "graph"
     device: str = "cpu"
     seconds: float = 600.0
@@ -58,10 +58,10 @@ class Sweep:
             if known is None:
                 waiting.append(job)
             else:
-                yield judge(known, self.options.until), False
+                yield conclude(known, self.options.until), False
         for job, record in executor.run(waiting, started) if waiting else ():
             save_record(job, keys[job.folder], record)
-            yield judge(record, self.options.until), True
+            yield conclude(record, self.options.until), True
 
     def jobs(self) -> list[Job]:
         """Return a job for each target."""

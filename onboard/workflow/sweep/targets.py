@@ -13,7 +13,8 @@ from onboard.errors import UsageError
 from onboard.hub import open_source
 from onboard.registry import find_entry
 
-Variant = Literal["default", "options"]
+Variant = Literal["default", "varied"]
+VARIANTS: tuple[Variant, ...] = ("default", "varied")
 
 
 class Target(StrictModel):
@@ -22,7 +23,7 @@ class Target(StrictModel):
     name: str
     """A model type, or the id or folder that the config is from."""
     variant: Variant = "default"
-    """options: what the defaults leave off is on."""
+    """varied: other sizes, other orders of layers, and what the defaults leave off is on."""
     config: dict[str, Any] | None = None
     """A parsed config.json; None: the defaults of the model type `name`."""
 

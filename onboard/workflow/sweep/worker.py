@@ -8,23 +8,27 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from onboard.workflow.orphans import die_with
-from onboard.workflow.sweep.child import EVENTS, LOG, Job, run_child
+from onboard.workflow.sweep.child import EVENTS, LOG, VERDICT, Job, run_child, run_judge
 from onboard.workflow.sweep.record import TargetRecord
+from onboard.workflow.sweep.verdict import Verdict
 
 _IMPORTS = (
     *("torch", "torch.export", "torch._dynamo", "transformers", "pytest", "jinja2"),
     *("transformers.modeling_utils", "transformers.models.auto.modeling_auto", "onboard.workflow.engine"),
     *("onboard.analysis.analyze", "onboard.codegen.prove", "onboard.codegen.model_file", "onboard.codegen.test_file"),
     *("onboard.runtime.llm", "onboard.testing", "onboard.testing.plugin", "onboard.workflow.sweep.checkpoint"),
+    *("onboard.agents.run_agent", "onboard.workflow.sweep.judge", "nbformat.v4"),
 )
 _POLL = 0.05
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -64,12 +68,23 @@ def _import_all() -> None:
 
 
 def do(job: Job) -> TargetRecord:
-    """Run a job in a child of its own, with its limits; return what is known of it, however it ended."""
+    """Run a job in a child of its own, and its judge in another; return what is known of it, however they ended."""
     shutil.rmtree(job.folder, ignore_errors=True)
     job.folder.mkdir(parents=True)
+    started, used = time.monotonic(), _cpu_seconds()
+    record = _onboarded(job, started + job.seconds)
+    if _has_proven_files(record):
+        before = time.monotonic()
+        record.verdict = _judged(job, started + job.seconds)
+        record.judge_seconds = time.monotonic() - before
+    record.seconds, record.cpu_seconds = time.monotonic() - started, _cpu_seconds() - used
+    return record
+
+
+def _onboarded(job: Job, deadline: float) -> TargetRecord:
+    """Have the target onboarded; return what is known of it."""
     started = time.monotonic()
-    child = _fork(job)
-    code = _wait(child, started + job.seconds)
+    code = _wait(_fork(job, run_child), deadline)
     record = read_record(job)
     record.seconds = time.monotonic() - started
     if code is None:
@@ -81,7 +96,34 @@ def do(job: Job) -> TargetRecord:
     return record
 
 
-def _fork(job: Job) -> int:
+def _has_proven_files(record: TargetRecord) -> bool:
+    """Whether there is a model file whose tests passed: worth a judgement, whatever came after them."""
+    return any((phase.name, phase.status) == ("test", "done") for phase in record.phases)
+
+
+def _judged(job: Job, deadline: float) -> Verdict:
+    """Have what was left judged."""
+    code = _wait(_fork(job, run_judge), deadline)
+    path = job.folder / VERDICT
+    if code == 0 and path.exists():
+        return Verdict.model_validate_json(path.read_text(encoding="utf-8"))
+    end = (
+        "at its time limit"
+        if code is None
+        else signal.Signals(-code).name
+        if code < 0
+        else _last_line(job.folder / LOG)
+    )
+    return Verdict(error=f"the judge ended without a word: {end}")
+
+
+def _cpu_seconds() -> float:
+    """Return the seconds of a core that the children of this process, and theirs, have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _fork(job: Job, work: Callable[[Job], None]) -> int:
     """Start the child in a process group of its own, which what it starts is in as well."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # no child that `_children` does not know of
     parent, child = os.getpid(), os.fork()
@@ -100,7 +142,7 @@ def _fork(job: Job) -> int:
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, stream in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(source, stream)
-        run_child(job)
+        work(job)
         code = 0
     except BaseException:  # the worker's code must not go on in here
         os.write(2, traceback.format_exc().encode())
@@ -157,7 +199,7 @@ def read_record(job: Job) -> TargetRecord:
             record.missing, record.flow = made["missing"], made["flow"]
         if phase := event.pop("phase", None):
             record.phases = [*record.phases, phase]
-        for name in event.keys() & {"step", "error", "lines", "tests"}:
+        for name in event.keys() & {"step", "error", "lines", "tests", "notes", "exit_code"}:
             setattr(record, name, event[name])
     return record
 

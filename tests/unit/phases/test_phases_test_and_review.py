@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from onboard.workflow.files import FileWriter
 from onboard.workflow.phase import RunContext, RunOptions
 from onboard.workflow.phases.review import ReviewPhase
 from onboard.workflow.phases.test import TestPhase, run_tests
+from onboard.workflow.pytest_run import run_pytest
 from onboard.workflow.worklog import Worklog
 
 MODEL, TEST = Path("models/modeling_llama.py"), Path("tests/equivalence/test_llama_modeling.py")
@@ -61,7 +63,7 @@ def test_the_phase_writes_and_runs_the_tests(make: Make) -> None:
 
 def test_the_first_broken_part_is_named_with_both_values(make: Make, warm: Warm) -> None:
     context = make(("self.head_dim**-0.5", "0.2"))
-    context.run_pytest = warm.run_pytest
+    context.run_module = warm.run_module
     named = r"^test_block\[cpu-model.layers.0.self_attn\] failed \(4 of 10 .* it gives .*, expected "
     with pytest.raises(OnboardError, match=named):
         TestPhase().run(context)
@@ -71,12 +73,12 @@ def test_the_first_broken_part_is_named_with_both_values(make: Make, warm: Warm)
 def test_a_test_file_that_does_not_import_is_an_error_with_the_reason(warm: Warm, tmp_path: Path) -> None:
     (tmp_path / "test_x.py").write_text("import no_such_module\n")
     with pytest.raises(OnboardError, match=r"ran no test of test_x.py: .*No module named 'no_such_module'"):
-        run_tests(tmp_path, Path("test_x.py"), gpu=False, run_pytest=warm.run_pytest)
+        run_tests(tmp_path, Path("test_x.py"), gpu=False, run=partial(run_pytest, run_module=warm.run_module))
 
 
 def test_a_dry_run_tests_and_writes_nothing(make: Make, warm: Warm) -> None:
     context = make(dry_run=True)
-    context.run_pytest = warm.run_pytest
+    context.run_module = warm.run_module
     TestPhase().run(context)
     ReviewPhase().run(context)
     assert {path.name for path in context.root.rglob("*") if path.is_file()} == {"spec.yaml"}

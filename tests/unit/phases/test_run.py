@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,8 @@ from onboard.workflow.phase import RunContext
 from onboard.workflow.phases import run as run_phase
 from onboard.workflow.phases.cookbook import Cookbook, notebook_path
 from onboard.workflow.phases.register import Register
-from onboard.workflow.phases.run import Run, _call, _read_result, reduced_layers
+from onboard.workflow.phases.run import Run, _read_result, reduced_layers
+from onboard.workflow.programs import ForkServer, RunModule, in_new_interpreter
 
 from .conftest import make_context, make_spec
 
@@ -224,11 +226,9 @@ def _registered(root: Path, checkpoint: Path) -> RunContext:
 
 
 @pytest.mark.slow
-def test_the_phase_runs_reduced_then_full_and_archives_the_log(
-    random_checkpoint: Path, root: Path, warm: Warm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_phase, "_call", warm.call)
+def test_the_phase_runs_reduced_then_full_and_archives_the_log(random_checkpoint: Path, root: Path, warm: Warm) -> None:
     context = _registered(root, random_checkpoint)
+    context.run_module = warm.run_module
     result = Run().run(context)
     record = context.read_json("run.json")
     assert [run["settings"]["num_hidden_layers"] for run in record["runs"].values()] == [2, 3]
@@ -254,10 +254,17 @@ def test_a_failing_run_names_its_log_and_keeps_the_record(random_checkpoint: Pat
     assert (record["status"], list(record["runs"])) == ("compile_error", ["reduced"])
 
 
-def test_a_process_that_dies_is_a_runtime_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [lambda: in_new_interpreter, ForkServer])
+def test_a_process_that_dies_is_a_runtime_error(
+    start: Callable[[], RunModule], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "killed.py").write_text("import os; os.kill(os.getpid(), 9)")
+    (tmp_path / "failed.py").write_text("import sys; print('why'); sys.exit(3)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    run_module = start()
     with (tmp_path / "log").open("w") as log:
-        killed = _call([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], log, offline=False)
-        failed = _call([sys.executable, "-c", "import sys; print('why'); sys.exit(3)"], log, offline=False)
+        killed, failed = run_module(["killed"], log), run_module(["failed"], log)
     assert "for want of memory" in _read_result(tmp_path / "none", killed)["error"]
     assert "exit code 3" in _read_result(tmp_path / "none", failed)["error"]
     assert (tmp_path / "log").read_text() == "why\n"
@@ -274,11 +281,17 @@ def test_the_agent_ends_with_its_parent(tmp_path: Path) -> None:
     assert process.wait(timeout=10) == 1
 
 
-def test_the_agent_ends_well_while_its_parent_lives(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [lambda: in_new_interpreter, ForkServer])
+def test_the_agent_ends_well_while_its_parent_lives(
+    start: Callable[[], RunModule], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = "from onboard.agents import run_agent; import threading, time; threading.Thread("
     code += "target=run_agent._exit_with_parent, daemon=True).start(); time.sleep(0.5)"
+    (tmp_path / "waiting.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path) + os.pathsep + os.environ.get("PYTHONPATH", ""))
+    monkeypatch.syspath_prepend(tmp_path)
     with (tmp_path / "log").open("w") as log:
-        assert _call([sys.executable, "-c", code], log, offline=False) == 0
+        assert start()(["waiting"], log) == 0
     assert (tmp_path / "log").read_text() == ""
 
 

@@ -9,9 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from onboard.workflow.engine import PHASES
 from onboard.workflow.sweep.coverage import Coverage, common_reason, group_by_reason, ordered, write_coverage
 from onboard.workflow.sweep.document import COLORS, document, picture
 from onboard.workflow.sweep.record import LEVELS, STATUSES, TESTED, Entry, Status
+from onboard.workflow.sweep.verdict import Verdict
+
+VERDICT = Verdict(seed=1, lengths=[3], tokens=48, prefill_error=3e-7, decode_error=5e-7, differing=0, largest_gap=0.0)
 
 
 def entry(name: str, status: Status = "pass", reason: str = "", **changes: Any) -> Entry:
@@ -24,6 +28,10 @@ def entry(name: str, status: Status = "pass", reason: str = "", **changes: Any) 
         "level": "cached_decode" if passed else "checkpoint",
         "levels": dict.fromkeys(LEVELS, "passed") if passed else {"checkpoint": "passed", "analyze": "failed"},
         "errors": dict.fromkeys(TESTED, 3e-7) if passed else {},
+        "phases": dict.fromkeys(PHASES, "done") if passed else {"gather": "done", "analyze": "failed"},
+        "exit_code": 0 if passed else 1,
+        "verdict": VERDICT if passed else None,
+        "notes": 2 if name == "zeta" else 0 if passed else None,
         "lines": 180 if passed else None,
         "seconds": 1.0,
         "reason": reason,
@@ -36,9 +44,10 @@ def coverage(*entries: Entry, asked: int | None = None) -> Coverage:
         versions={"onboard": "1", "torch": "2"},
         source_hash="a" * 64,
         device="cpu",
-        until="test",
+        until=PHASES[-1],
         limits={"seconds": 600.0, "gibibytes": 8.0},
         asked=len(entries) if asked is None else asked,
+        variants=["default", "varied"],
         entries=ordered(entries),
     )
 
@@ -47,7 +56,7 @@ ENTRIES = (
     entry("zeta"),
     entry("beta", "refused", "generate: cannot translate BetaForCausalLM: While at modeling_beta.py:12. Report this"),
     entry("alpha"),
-    entry("alpha", variant="options"),
+    entry("alpha", variant="varied"),
     entry(
         "gamma", "refused", "generate: cannot translate GammaForCausalLM: While at modeling_gamma.py:340. Report this"
     ),
@@ -66,8 +75,36 @@ def test_the_order_does_not_depend_on_who_was_first() -> None:
 def test_counts_are_of_the_entries() -> None:
     counts = coverage(*ENTRIES).counts()
     assert list(counts) == list(STATUSES)
-    assert counts == {"pass": 3, "prefill": 0, "fail": 1, "refused": 2, "not-causal": 0, "timeout": 0, "crash": 0}
-    assert coverage(*ENTRIES).reached() == {level: 5 if level == "checkpoint" else 3 for level in LEVELS}
+    assert {status: count for status, count in counts.items() if count} == {"pass": 3, "fail": 1, "refused": 2}
+    reached = coverage(*ENTRIES).reached("default")
+    assert list(reached) == ["checkpoint", *PHASES, "exit code 0", "the judge agrees"]
+    assert (reached.pop("checkpoint"), reached.pop("gather")) == (5, 5)
+    assert set(reached.values()) == {2}
+    assert set(coverage(*ENTRIES).reached("varied").values()) == {1}
+
+
+def test_a_type_succeeds_on_both_checkpoints_or_not_at_all() -> None:
+    pairs = [entry(name, variant=variant) for name in ("alpha", "mu", "nu") for variant in ("default", "varied")]
+    made = coverage(*pairs, entry("zeta"), entry("beta"), entry("beta", "wrong", "judge: x", variant="varied"))
+    assert made.succeeded() == ["alpha", "mu", "nu"]
+    assert made.summary().endswith("on both checkpoints: 3 of 5 causal types")
+    assert coverage(*ENTRIES).succeeded() == ["alpha"]
+    assert f">{made.summary().capitalize()}.<".strip("<>") in document(made)
+
+
+def test_types_that_are_not_causal_are_apart() -> None:
+    both = [entry("xi", "not-causal", "it looks ahead", variant=variant) for variant in ("default", "varied")]
+    made = coverage(entry("alpha"), entry("alpha", variant="varied"), *both)
+    assert made.summary().endswith("1 of 1 causal types")
+    assert "| xi |" not in document(made)
+    assert "it looks ahead" in document(made)
+    lost = coverage(entry("alpha"), entry("alpha", "not-causal", "it looks ahead", variant="varied"))
+    assert lost.summary().endswith("0 of 1 causal types")  # what variation did is no excuse
+
+
+def test_notes_on_style_are_counted_by_type() -> None:
+    assert coverage(*ENTRIES).notes() == {"zeta": 2}
+    assert "notes on style: 2, in 1 types" in document(coverage(*ENTRIES))
 
 
 def test_reasons_that_differ_in_names_and_numbers_only_are_one_group() -> None:
@@ -99,31 +136,34 @@ def test_the_document_tells_the_numbers() -> None:
     assert "Partial: 6 of 189" in document(coverage(*ENTRIES, asked=189))
 
 
-def test_a_level_that_was_skipped_is_seen() -> None:
-    levels = {**dict.fromkeys(LEVELS, "passed"), "export": "skipped"}
-    errors = {level: 3e-7 for level in TESTED if level != "export"}
-    text = document(coverage(entry("alpha", levels=levels, errors=errors)))
+def test_both_checkpoints_of_a_type_are_in_its_row() -> None:
+    phases = {name: "done" for name in PHASES[:5]} | {"review": "failed"}
+    text = document(coverage(entry("alpha"), entry("alpha", "fail", "review: P01", phases=phases, variant="varied")))
     row = next(line for line in text.splitlines() if line.startswith("| alpha "))
-    assert "| skipped |" in row
+    assert "| pass | 3e-07 | 5e-07 | 0 | 1.0 |" in row
+    assert "| fail, test |" in row
+    width = {line.count("|") for line in text[text.index("| type |") :].split("\n\n")[0].splitlines()}
+    assert width == {14}
 
 
 def test_hostile_reasons_stay_text() -> None:
     text = document(coverage(*ENTRIES))
     assert "<script>" not in text
     rows = [line for line in text.splitlines() if "delta" in line]
-    assert len(rows) == 1
-    assert rows[0].replace("\\|", "").count("|") == 5
+    assert len(rows) == 2
+    assert rows[1].replace("\\|", "").count("|") == 5
     ElementTree.fromstring(picture(coverage(*ENTRIES)))
 
 
-def test_the_picture_has_a_square_of_its_colour_for_each() -> None:
+def test_the_picture_has_a_square_of_its_colour_for_each_type() -> None:
     tree = ElementTree.fromstring(picture(coverage(*ENTRIES)))
     squares = [
         rect.get("fill") for group in tree.iter() if group.tag.endswith("}g") for rect in group if rect.get("rx")
     ]
-    assert squares == [COLORS[item.status] for item in coverage(*ENTRIES).entries]
+    statuses: list[Status] = ["pass", "refused", "fail", "refused", "pass"]
+    assert squares == [COLORS[status] for status in statuses]
     places = {(rect.get("x"), rect.get("y")) for rect in tree.iter() if rect.get("rx")}
-    assert len(places) == len(ENTRIES)
+    assert len(places) == len(statuses)
 
 
 def test_writing_and_reading_again(tmp_path: Path) -> None:

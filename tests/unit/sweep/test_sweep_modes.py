@@ -13,7 +13,7 @@ from onboard.analysis.tiny import build_tiny
 from onboard.graph.cached_hf import CachedTransformersModel
 from onboard.workflow.sweep.child import Job
 from onboard.workflow.sweep.modes import run_mode
-from onboard.workflow.sweep.record import PhaseRecord, TargetRecord, judge
+from onboard.workflow.sweep.record import PhaseRecord, TargetRecord, conclude
 from onboard.workflow.sweep.store import job_key
 from onboard.workflow.sweep.targets import Target
 
@@ -34,7 +34,7 @@ def _record(**changes: Any) -> TargetRecord:
 
 
 def test_logits_and_tokens_make_a_pass() -> None:
-    entry = judge(_record(), "test")
+    entry = conclude(_record(), "test")
     assert (entry.status, entry.level, entry.reason) == ("pass", "tokens", "")
     assert entry.errors == {"logits": 3e-7, "tokens": 3e-7}
 
@@ -43,14 +43,14 @@ def test_logits_and_tokens_make_a_pass() -> None:
 @pytest.mark.parametrize("change", [{"error": 2e-5}, {"error": float("nan")}, {"status": "failed"}, None])
 def test_a_level_that_is_missing_or_off_is_a_failure(level: str, change: dict[str, Any] | None) -> None:
     rows = [row if row["level"] != level else change and {**row, **change} for row in _record().tests]
-    assert judge(_record(tests=[row for row in rows if row]), "test").status == "fail"
+    assert conclude(_record(tests=[row for row in rows if row]), "test").status == "fail"
 
 
 def test_a_model_that_is_not_built_is_refused_with_its_reason() -> None:
     phase = PhaseRecord(name="build", status="failed", seconds=1.0, error="its mask depends on more than positions")
-    entry = judge(_record(phases=[phase], tests=[]), "test")
+    entry = conclude(_record(phases=[phase], tests=[]), "test")
     assert (entry.status, entry.reason) == ("refused", "build: its mask depends on more than positions")
-    assert judge(_record(phases=[], tests=[]), "test").status == "fail"
+    assert conclude(_record(phases=[], tests=[]), "test").status == "fail"
 
 
 def test_results_of_one_mode_are_none_of_another() -> None:

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from onboard.workflow.pytest_run import ForkedPytest
+from onboard.workflow.programs import ForkServer
+from onboard.workflow.pytest_run import run_pytest
 from onboard.workflow.sweep import child, worker
-from onboard.workflow.sweep.child import EVENTS, Job
+from onboard.workflow.sweep.child import EVENTS, VERDICT, Job
 from onboard.workflow.sweep.executors import LocalExecutor
 from onboard.workflow.sweep.record import TargetRecord
 from onboard.workflow.sweep.targets import Target
+from onboard.workflow.sweep.verdict import Verdict
 
 Do = Callable[[Callable[[Job], None]], TargetRecord]
 
@@ -99,6 +101,30 @@ def test_a_child_that_said_everything_is_done(do: Do) -> None:
     assert (record.end, record.architecture, record.options, record.lines) == ("exited", "X", ["a"], 7)
     assert record.flow == 0.5
     assert [phase.name for phase in record.phases] == ["gather"]
+    assert record.verdict is None  # there is nothing to judge
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_the_judge_has_a_process_of_its_own(judged: bool, do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
+    phase = {"name": "test", "status": "done", "seconds": 0.1, "error": "", "proving": False, "internal": False}
+
+    def work(job: Job) -> None:
+        (job.folder / "pid").write_text(str(os.getpid()))
+        write_events(job, {"phase": phase}, {"exit_code": 0}, {"end": True})
+
+    def judge(job: Job) -> None:
+        assert (job.folder / "pid").read_text() != str(os.getpid())
+        if not judged:
+            raise RuntimeError("this judge dies")
+        (job.folder / VERDICT).write_text(Verdict(seed=os.getppid(), error="x").model_dump_json())
+
+    monkeypatch.setattr(worker, "run_judge", judge)
+    record = do(work)
+    assert (record.end, record.exit_code) == ("exited", 0)
+    assert record.verdict is not None
+    assert record.verdict.seed == (os.getpid() if judged else None)
+    last_words = "the judge ended without a word: RuntimeError: this judge dies"
+    assert record.verdict.error == ("x" if judged else last_words)
 
 
 def test_nothing_of_an_earlier_run_is_taken(do: Do, job: Job) -> None:
@@ -116,7 +142,7 @@ def test_a_worker_that_dies_costs_one_target(tmp_path: Path, monkeypatch: pytest
     assert {(record.end, record.detail) for _, record in found} == {("lost", "its worker died")}
 
 
-def test_forked_pytest_is_given_folder_and_environment(tmp_path: Path) -> None:
+def test_a_fork_is_given_folder_and_environment(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import os, pathlib\n"
         "def test_it():\n"
@@ -124,20 +150,33 @@ def test_forked_pytest_is_given_folder_and_environment(tmp_path: Path) -> None:
         "    assert os.environ['ONBOARD_SEED'] == '5'\n"
     )
     before = Path.cwd()
-    output = ForkedPytest()(["-p", "no:cacheprovider", "test_it.py"], tmp_path, {"ONBOARD_SEED": "5"})
-    assert "1 passed" in output
+    server = ForkServer()
+    arguments = ["-p", "no:cacheprovider", "test_it.py"]
+    for _ in range(2):  # each request has a process of its own
+        assert "1 passed" in run_pytest(arguments, tmp_path, {"ONBOARD_SEED": "5"}, server)
+    server.close()
     assert Path.cwd() == before
     assert not (tmp_path / "__pycache__").exists()
 
 
-def test_forked_pytest_that_dies_is_noticed(tmp_path: Path) -> None:
+def test_a_fork_that_dies_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("import os\ndef test_it():\n    os.kill(os.getpid(), 9)\n")
-    output = ForkedPytest()(["-p", "no:cacheprovider", "test_it.py"], tmp_path, {})
-    assert "passed" not in output
+    assert "passed" not in run_pytest(["-p", "no:cacheprovider", "test_it.py"], tmp_path, {}, ForkServer())
 
 
-def test_forked_pytest_without_work_ends() -> None:
-    ForkedPytest().close()
+def test_nothing_of_one_program_is_in_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one.py").write_text("import json, sys; json.left = 1; sys.exit(int(sys.argv[1]))")
+    (tmp_path / "two.py").write_text("import json, os; print(hasattr(json, 'left'), os.environ.get('GIVEN'))")
+    monkeypatch.syspath_prepend(tmp_path)
+    server = ForkServer()
+    with (tmp_path / "output").open("w") as output:
+        assert server(["one", "7"], output, environment={"GIVEN": "1"}) == 7
+        assert server(["two"], output) == 0
+    assert (tmp_path / "output").read_text() == "False None\n"
+
+
+def test_a_server_without_work_ends() -> None:
+    ForkServer().close()
 
 
 # The signal comes while a finalizer runs, where Python drops whatever a handler raises.

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from onboard.workflow.sweep.record import LEVELS, STATUSES, TESTED, Entry, PhaseRecord, TargetRecord, judge
+from onboard.workflow.sweep.record import LEVELS, STATUSES, TESTED, Entry, PhaseRecord, TargetRecord, conclude
 from onboard.workflow.sweep.targets import Target
+from onboard.workflow.sweep.verdict import NEW_TOKENS, Verdict
 
 
 def phases(*names: str) -> list[PhaseRecord]:
@@ -19,6 +20,11 @@ def phases(*names: str) -> list[PhaseRecord]:
 def row(level: str, **changes: Any) -> dict[str, Any]:
     measured = {"status": "passed", "error": 2e-7, "tolerance": 1e-5, "seconds": 0.1, "message": ""}
     return {"name": f"test_{level}", "level": level, "block": "", "device": "cpu", **measured, **changes}
+
+
+def agreement(**changes: Any) -> Verdict:
+    measured: dict[str, Any] = {"prefill_error": 4e-7, "decode_error": 6e-7, "tokens": 2 * NEW_TOKENS}
+    return Verdict(**{"seed": 5, "lengths": [1, 70], "differing": 0, "largest_gap": 0.0, **measured, **changes})
 
 
 def good() -> TargetRecord:
@@ -33,6 +39,8 @@ def good() -> TargetRecord:
         phases=phases("gather", "survey", "analyze", "generate", "test"),
         lines=189,
         tests=[row(level) for level in TESTED],
+        exit_code=0,
+        verdict=agreement(),
     )
 
 
@@ -46,7 +54,7 @@ def failed(record: TargetRecord, name: str, error: str, **changes: Any) -> None:
 
 
 def test_everything_measured_is_a_pass() -> None:
-    entry = judge(good(), "test")
+    entry = conclude(good(), "test")
     assert (entry.status, entry.level, entry.reason) == ("pass", "cached_decode", "")
     assert list(entry.levels) == list(LEVELS)
     assert set(entry.levels.values()) == {"passed"}
@@ -61,6 +69,26 @@ def without(level: str) -> Callable[[TargetRecord], None]:
 def with_row(level: str, **changes: Any) -> Callable[[TargetRecord], None]:
     """One more test of a level, among those that are fine."""
     return lambda record: record.tests.append(row(level, **changes))
+
+
+def with_verdict(**changes: Any) -> Callable[[TargetRecord], None]:
+    return lambda record: setattr(record, "verdict", agreement(**changes))
+
+
+DISAGREEMENTS: dict[str, dict[str, Any]] = {
+    "other logits": {"prefill_error": 2e-5},
+    "logits that are no numbers": {"prefill_error": None},
+    "NaN": {"prefill_error": math.nan},
+    "other logits when it decodes": {"decode_error": 2e-5},
+    "decoded logits that are no numbers": {"decode_error": None},
+    "one other token": {"differing": 1},
+    "a token that is no tie": {"largest_gap": 1e-3},
+    "tokens that are no numbers": {"largest_gap": None},
+    "too few tokens": {"tokens": NEW_TOKENS - 1},
+    "no prompts": {"lengths": [], "tokens": 0},
+    "it could not compare": {"error": "LLM does not start"},
+    "it ended without a word": {"seed": None, "error": "the judge ended without a word: SIGKILL"},
+}
 
 
 BREAKS: dict[str, Callable[[TargetRecord], None]] = {
@@ -89,6 +117,10 @@ BREAKS: dict[str, Callable[[TargetRecord], None]] = {
     "its logits are no numbers": lambda record: setattr(record, "flow", float("nan")),
     "nobody moved a token": lambda record: setattr(record, "flow", None),
     "nobody compared the kinds of layers": lambda record: setattr(record, "missing", None),
+    "another exit code": lambda record: setattr(record, "exit_code", 1),
+    "no exit code": lambda record: setattr(record, "exit_code", None),
+    **{f"the judge: {name}": with_verdict(**changes) for name, changes in DISAGREEMENTS.items()},
+    "no judge": lambda record: setattr(record, "verdict", None),
     "no checkpoint": lambda record: setattr(record, "error", "cannot be built"),
     "no architecture": lambda record: setattr(record, "architecture", ""),
 }
@@ -98,7 +130,7 @@ BREAKS: dict[str, Callable[[TargetRecord], None]] = {
 def test_one_thing_amiss_is_no_pass_and_says_why(name: str) -> None:
     record = good()
     BREAKS[name](record)
-    entry = judge(record, "test")
+    entry = conclude(record, "test")
     assert entry.status != "pass"
     assert entry.status in STATUSES
     assert entry.reason
@@ -107,15 +139,35 @@ def test_one_thing_amiss_is_no_pass_and_says_why(name: str) -> None:
 def test_what_is_not_causal_is_no_failure_of_ours() -> None:
     record = good()
     record.is_causal, record.phases, record.tests, record.lines = False, [], [], None
-    entry = judge(record, "test")
+    entry = conclude(record, "test")
     assert (entry.status, entry.level) == ("not-causal", "checkpoint")
+
+
+@pytest.mark.parametrize("name", DISAGREEMENTS)
+def test_a_command_that_succeeds_with_what_the_judge_does_not_agree_with_is_wrong(name: str) -> None:
+    record = good()
+    record.verdict = agreement(**DISAGREEMENTS[name])
+    entry = conclude(record, "test")
+    assert (entry.status, entry.exit_code) == ("wrong", 0)
+    assert entry.reason.startswith("judge: ")
+
+
+def test_phases_and_notes_are_told() -> None:
+    record = good()
+    record.notes = 3
+    record.phases = [*record.phases, PhaseRecord(name="review", status="failed", seconds=0.1, error="P01")]
+    entry = conclude(record, "run")
+    assert entry.phases == dict.fromkeys(("gather", "survey", "analyze", "generate", "test"), "done") | {
+        "review": "failed"
+    }
+    assert (entry.reached, entry.notes, entry.status, entry.reason) == ("test", 3, "fail", "review: P01")
 
 
 def test_phases_beyond_the_tests_count_when_they_are_asked_for() -> None:
     record = good()
-    assert judge(record, "run").status == "fail"
+    assert conclude(record, "run").status == "fail"
     record.phases = [*record.phases, *phases("review", "register", "run")]
-    assert judge(record, "run").status == "pass"
+    assert conclude(record, "run").status == "pass"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +184,7 @@ def test_phases_beyond_the_tests_count_when_they_are_asked_for() -> None:
 def test_where_it_stopped(phase: str, changes: dict[str, bool], status: str, level: str) -> None:
     record = good()
     failed(record, phase, "model.norm (LlamaRMSNorm) differs", **changes)
-    entry = judge(record, "test")
+    entry = conclude(record, "test")
     assert (entry.status, entry.level) == (status, level)
     assert entry.reason == f"{phase}: model.norm (LlamaRMSNorm) differs"
 
@@ -146,7 +198,7 @@ def test_the_first_block_that_failed_is_named_bottom_up() -> None:
         row("block", block="model.norm", status="passed", error=3e-7),
     ]
     failed(record, "test", "test_block failed")
-    entry = judge(record, "test")
+    entry = conclude(record, "test")
     assert (entry.status, entry.level, entry.block) == ("fail", "prove", "model.layers.1.mlp")
     assert entry.errors["block"] == 0.5
     assert {entry.levels[level] for level in ("block", "layer", "model")} == {"failed"}
@@ -156,7 +208,7 @@ def test_the_first_block_that_failed_is_named_bottom_up() -> None:
 def test_a_skipped_level_is_shown_as_such() -> None:
     record = good()
     without("export")(record)
-    entry = judge(record, "test")
+    entry = conclude(record, "test")
     assert entry.levels["export"] == "skipped"
     assert (entry.status, entry.level, entry.reason) == ("fail", "model", "the level export was skipped")
 
@@ -164,13 +216,13 @@ def test_a_skipped_level_is_shown_as_such() -> None:
 def test_a_gpu_has_limits_of_its_own() -> None:
     record = good()
     record.tests += [row(level, device="cuda", error=4e-3, tolerance=0.05) for level in TESTED]
-    assert judge(record, "test").status == "pass"
+    assert conclude(record, "test").status == "pass"
     record.tests.append(row("model", device="cuda", error=0.06, tolerance=0.05))
-    assert judge(record, "test").status == "fail"
+    assert conclude(record, "test").status == "fail"
 
 
 def test_entries_survive_json() -> None:
-    entry = judge(good(), "test")
+    entry = conclude(good(), "test")
     assert Entry.model_validate_json(entry.model_dump_json()) == entry
 
 
@@ -187,7 +239,7 @@ def prefill_only(message: str = UNCACHED) -> TargetRecord:
 
 
 def test_a_state_without_a_cached_form_is_a_status_of_its_own() -> None:
-    entry = judge(prefill_only(), "test")
+    entry = conclude(prefill_only(), "test")
     assert (entry.status, entry.level) == ("prefill", "export")
     assert entry.reason == UNCACHED.partition(": ")[2]
 
@@ -197,11 +249,14 @@ def test_a_state_without_a_cached_form_is_a_status_of_its_own() -> None:
     ["AssertionError: decode after 3 tokens: rmse ratio 4e-02", "onboard.errors.OnboardError: it has no cached form"],
 )
 def test_a_cache_that_is_wrong_or_missing_for_another_reason_is_a_failure(message: str) -> None:
-    assert judge(prefill_only(message), "test").status == "fail"
+    assert conclude(prefill_only(message), "test").status == "fail"
 
 
-@pytest.mark.parametrize("name", [name for name in BREAKS if "cached_decode" not in name and "test phase" not in name])
+BEYOND_PREFILL = ("cached_decode", "test phase", "exit code", "judge")
+
+
+@pytest.mark.parametrize("name", [name for name in BREAKS if not any(part in name for part in BEYOND_PREFILL)])
 def test_prefill_is_as_strict_as_a_pass(name: str) -> None:
     record = prefill_only()
     BREAKS[name](record)
-    assert judge(record, "test").status != "prefill"
+    assert conclude(record, "test").status != "prefill"

@@ -55,7 +55,7 @@ def test_an_unknown_type_is_refused_with_the_nearest_one() -> None:
 
 def test_folders_are_safe_and_apart(tmp_path: Path) -> None:
     names = ["../../etc", "a/b", "a-b", "a.b", "..", "é", "e"]
-    folders = [Target(name=name).folder for name in names] + [Target(name="e", variant="options").folder]
+    folders = [Target(name=name).folder for name in names] + [Target(name="e", variant="varied").folder]
     assert len(set(folders)) == len(folders)
     for folder in folders:
         assert (tmp_path / folder).resolve().parent == tmp_path.resolve()
@@ -124,7 +124,7 @@ def test_options_share_caches_and_mix_experts_and_cap() -> None:
 
 
 def test_the_second_variant_has_the_options_and_runs(tmp_path: Path) -> None:
-    made = make_checkpoint(Target(name="llama", variant="options"), tmp_path / "llama")
+    made = make_checkpoint(Target(name="llama", variant="varied"), tmp_path / "llama")
     assert made.is_causal
     assert {"attention_bias=True", "mlp_bias=True", "grouped heads", "rope scaling"} <= {*made.options}
     assert not set(made.options) & made.refused.keys()
