@@ -280,12 +280,12 @@ def held_out_text(folder: Path) -> str:
 
 def reference_nll(session: Session, ids: list[int]) -> float | None:
     """Return the loss of Hugging Face's own model on the same tokens, or None when transformers cannot load it."""
-    from transformers import AutoModelForCausalLM
+    from onboard.graph.reference import load_reference
 
-    folder, dtype = session.context.factory.checkpoint, session.context.dtype
+    factory, dtype = session.context.factory, session.context.dtype
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError, RuntimeError) as error:
+        model = load_reference(factory.config, factory.checkpoint, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, RuntimeError, OnboardError) as error:
         print(f"no reference from transformers: {_one_line(error)}", file=sys.stderr)
         return None
     with torch.inference_mode():

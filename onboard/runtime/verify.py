@@ -15,10 +15,10 @@ from torch import nn
 
 from onboard.config import Mode, RuntimeConfig
 from onboard.errors import UsageError
-from onboard.graph.architecture import causal_lm_class
 from onboard.graph.context import TransformContext
 from onboard.graph.invariants import uncached_mixers
 from onboard.graph.pipeline import Pipeline, load_pipeline
+from onboard.graph.reference import load_reference
 from onboard.graph.transform import BaseTransform
 from onboard.runtime.build import make_context
 from onboard.runtime.probe import DECODE, Prompt, interface_for, plans, rmse_ratio, run_plain, run_plan
@@ -170,9 +170,9 @@ def _worst(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> 
 
 @torch.inference_mode()
 def _hf_logits(context: TransformContext, prompts: Sequence[Prompt], dtype: torch.dtype) -> list[torch.Tensor]:
-    model = causal_lm_class(context.factory.config).from_pretrained(
+    model = load_reference(
+        context.factory.config,
         context.factory.checkpoint,
-        config=context.factory.config,
         dtype=dtype,
         attn_implementation="eager",
         local_files_only=True,
