@@ -17,6 +17,7 @@ from onboard.analysis.composite import is_under
 from onboard.analysis.spec import Block, ModelSpec
 from onboard.analysis.tiny import load_config
 from onboard.graph.expert_weights import separate_experts
+from onboard.graph.reference import without_missing_towers
 from onboard.modeling import load_model_file, registered_config, registered_model
 
 
@@ -51,7 +52,7 @@ class Subject:
 
     def _build(self, model_class: type[nn.Module]) -> nn.Module:
         own: Any = model_class
-        with torch.device("meta"):
+        with torch.device("meta"), without_missing_towers():
             return own(self._config())  # type: ignore[no-any-return]
 
     def _config(self) -> Any:

@@ -38,8 +38,9 @@ from onboard.analysis.tiny import (
 )
 from onboard.analysis.traits import traits
 from onboard.errors import OnboardError
-from onboard.graph.architecture import causal_lm_class, text_config
+from onboard.graph.architecture import text_config
 from onboard.graph.expert_weights import separate_experts
+from onboard.graph.reference import build_reference, missing_towers
 
 _COUNTED = Trait(value="counted", evidence="probe: position_ids do not change the logits")
 SAME = 1e-5
@@ -83,9 +84,15 @@ def analyze(
         raise
     except Exception as error:
         raise OnboardError(f"{full.model_type} cannot be analysed: {one_line(error)}") from error
-    spec.tricky.extend(notes)
+    spec.tricky.extend([*notes, *_left_out(tiny)])
     spec.repository = _repository(config, config_dir, full)
     return spec
+
+
+def _left_out(model: nn.Module) -> list[str]:
+    """Note the towers that nothing could be found out about."""
+    missing = missing_towers(model)
+    return [f"{path} needs {' and '.join(packages)}: text alone was looked at" for path, packages in missing.items()]
 
 
 def _repository(config: Mapping[str, Any], folder: Path | None, full: PretrainedConfig) -> RepositoryCode | None:
@@ -153,7 +160,7 @@ def _repeated(tiny: nn.Module, recording: Recording) -> dict[str, Trait]:
 
 def _without_memory(config: PretrainedConfig) -> nn.Module:
     with torch.device("meta"):
-        model: nn.Module = causal_lm_class(config)._from_config(config)
+        model: nn.Module = build_reference(config)
     return model
 
 

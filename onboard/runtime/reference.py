@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from onboard.errors import OnboardError
-from onboard.graph.architecture import causal_lm_class
 from onboard.graph.context import TransformContext
+from onboard.graph.reference import load_reference
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ def release() -> None:
 def _load(context: TransformContext, dtype: torch.dtype) -> Any:
     config, folder = copy.deepcopy(context.factory.config), context.factory.checkpoint
     try:
-        model, report = causal_lm_class(config).from_pretrained(
+        model, report = load_reference(
+            config,
             folder,
-            config=config,
             dtype=dtype,
             attn_implementation="eager",
             local_files_only=True,

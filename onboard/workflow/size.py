@@ -74,12 +74,13 @@ def build_on_meta(folder: Path) -> Any:
     import torch
     from transformers import AutoConfig
 
-    from onboard.graph.architecture import causal_lm_class, decoder_config
+    from onboard.graph.architecture import decoder_config
+    from onboard.graph.reference import build_reference
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):
-            return causal_lm_class(config)._from_config(decoder_config(config))
+            return build_reference(decoder_config(config))
     except OnboardError:
         raise
     # Any type at all: the config's values run through all of the model's constructors.

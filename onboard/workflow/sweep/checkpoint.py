@@ -13,7 +13,8 @@ from transformers.utils import logging
 
 from onboard.analysis.tiny import VOCABULARY, build_tiny, load_config, one_line
 from onboard.errors import OnboardError
-from onboard.graph.architecture import causal_lm_class, decoder_config, find_language_model
+from onboard.graph.architecture import decoder_config, find_language_model
+from onboard.graph.reference import build_reference
 from onboard.workflow.sweep.defaults import complete, default_config
 from onboard.workflow.sweep.options import Option, options
 from onboard.workflow.sweep.targets import Target
@@ -81,7 +82,7 @@ def _reads_texts(model: nn.Module) -> bool:
 def missing_classes(config: PretrainedConfig, tiny: nn.Module) -> list[str]:
     """Return the names of the module classes that the full-size model has and `tiny` does not, sorted."""
     with torch.device("meta"):
-        full = causal_lm_class(config)._from_config(config)
+        full = build_reference(config)
     names = [{type(module).__name__ for module in model.modules()} for model in (full, tiny)]
     return sorted(names[0] - names[1])
 
