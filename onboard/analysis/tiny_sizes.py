@@ -59,7 +59,7 @@ _SIZES = {
     "adapter_rank": 8,
     "indexer_head_dim": 2 * HIDDEN // HEADS,
     "indexer_budget": 8,
-    "indexer_n_heads": 2,
+    "indexer_n_heads": 16,
     "ple_embed_dim": HIDDEN,
     "ngram_vocab_size_base": VOCABULARY,
     "rotary_dim": 8,
