@@ -36,6 +36,7 @@ _SIZES = {
     "sliding_window": WINDOW,
     "attention_chunk_size": CHUNK,
     "floor_scale": 4,
+    "log_scaling_n_floor": 4,
     "rescale_every": 2,
     "n_inner": 96,
     "ffn_dim": 96,

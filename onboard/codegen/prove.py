@@ -223,7 +223,7 @@ def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[An
     if output.is_complex() and isinstance(expected, tuple):
         target = complex_freqs(*expected)
     if is_choice(output, target):  # positions here, a mask there
-        _, error = _compare(path, class_name, chosen_keys(output, target.shape[-1]), target)
+        _, error = _compare(path, class_name, chosen_keys(output, target.shape[-1]).float(), target.float())
         return output, error
     if output.shape != target.shape and target.dim() == 4 and output.shape == target.transpose(1, 2).shape:
         target = target.transpose(1, 2)  # a norm of heads, which generated attention applies before it swaps dimensions

@@ -91,7 +91,8 @@ def torch_cached_relative_attention(
         distance = (kv_lens - 1).view(-1, 1, 1) - torch.arange(keys.shape[1], device=query.device)
         seen = (distance >= 0) & (distance < (sliding_window or keys.shape[1]))
         bias = distance_bias(relative[0].unsqueeze(1), distance).masked_fill(~seen.unsqueeze(1), -torch.inf)
-        out = torch_attention(query[0].unsqueeze(1), keys, values, bias, 0.0, False, scale, sinks)
+        sink = sinks[0].unsqueeze(1) if sinks is not None and sinks.dim() == 3 else sinks
+        out = torch_attention(query[0].unsqueeze(1), keys, values, bias, 0.0, False, scale, sink)
         return out.transpose(0, 1)
     out = query.new_zeros((*query.shape[:-1], value.shape[-1]))
     starts, lengths = cu_seqlens.tolist(), kv_lens.tolist()
@@ -99,7 +100,8 @@ def torch_cached_relative_attention(
         rows = slice(starts[index], starts[index + 1])
         stored = [read_sequence(cache, block_table[index], lengths[index]) for cache in (k_cache, v_cache)]
         keys, values = (each.transpose(1, 2).to(query.dtype) for each in stored)
+        sink = sinks[:, rows] if sinks is not None and sinks.dim() == 3 else sinks
         out[:, rows] = torch_relative_attention(
-            query[:, rows], keys, values, relative[:, rows], scale, sinks, sliding_window
+            query[:, rows], keys, values, relative[:, rows], scale, sink, sliding_window
         )
     return out

@@ -22,6 +22,7 @@ from onboard.codegen.translate.values import (
     Untranslatable,
     Value,
     attribute,
+    call,
     constant,
     name,
     residual,
@@ -53,6 +54,8 @@ def attention(args: Args, window: Value = NONE) -> Value:
     given = {**dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)), **args.keywords}
     by_sequence = all(isinstance(value, Code) and value.transposed for value in heads_first)
     qkv = [residual(untransposed(value) if by_sequence else value) for value in heads_first]
+    if not same(by_query := given.get("sinks", NONE), NONE):
+        given = {**given, "s_aux": Code(_sinks(residual(by_query)))}
     if isinstance(given.get("attention_mask"), Mask):
         given = {"sliding_window": window, **given}
     settings = [given.get(key, NONE) for key in ("scaling", "s_aux", "sliding_window", "softcap")]
@@ -62,6 +65,19 @@ def attention(args: Args, window: Value = NONE) -> Value:
     fixed = [residual(_bias(given)), constant(0.0), constant(True)]
     called = ast.Call(op("torch_attention"), [*qkv, *fixed, *map(residual, settings), layout], [])
     return Items((Code(called, transposed=not by_sequence), NONE))
+
+
+def _sinks(expr: ast.expr) -> ast.expr:
+    """Return a logit of each query as [batch, sequence, heads], which modeling code has as [batch, heads, sequence, 1]."""
+    match expr:
+        case ast.Call(
+            func=ast.Attribute(
+                value=ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[one, two]), attr="unsqueeze"
+            ),
+            args=[last],
+        ) if [ast.unparse(item) for item in (one, two, last)] == ["1", "2", "-1"]:
+            return inner
+    return call(attribute(call(attribute(expr, "squeeze"), constant(-1)), "transpose"), constant(1), constant(2))
 
 
 def _sparse(heads_first: list[Value], keys: Value, settings: list[Value]) -> Code:
