@@ -9,7 +9,7 @@ from onboard.agents.subject import Subject, contract, style
 from onboard.ops import canonical_ops
 
 _OPS_OF_KIND = {
-    "attention": {"torch_attention", "torch_attention_sdpa"},
+    "attention": {"torch_attention", "torch_attention_sdpa", "torch_sparse_attention"},
     "rmsnorm": {"torch_rmsnorm"},
     "layernorm": {"torch_layernorm"},
 }

@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 
 from onboard.analysis import loops, mixers, probe, repository
 from onboard.analysis.biases import position_bias
+from onboard.analysis.block_indexers import probe_block_indexer
 from onboard.analysis.composite import is_under, unused_parts
 from onboard.analysis.experts import probe_experts
 from onboard.analysis.masks import mask_makers
@@ -256,6 +257,8 @@ def _classify(
         finding = _rotary(model, module, recording, calls[0].output)
         return finding if finding.kind == "other" else _with_axes(finding, calls[0])
     if calls and (found := probe_experts(module, calls[0], _under(path, separate))) is not None:
+        return found
+    if (found := probe_block_indexer(module, calls)) is not None:
         return found
     if (gated := mixers.probe_gated_norm(module)) is not None:  # first: without a gate it is a plain norm
         return gated

@@ -160,6 +160,8 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
                 "there is no cached form of attention among states that are not one a token"
             )
         window, cap, sinks = (keywords.get(item) for item in ("sliding_window", "softcap", "s_aux"))
+        if isinstance(by_query := keywords.get("sinks"), torch.Tensor):
+            sinks = by_query.squeeze(-1).transpose(1, 2)
         settings = {"scaling": scaling, "softcap": cap, "s_aux": None if sinks is None else "tensor"}
         chunk = _chunk(attention_mask, model.config)
         causal = chunk is not None or _is_causal(attention_mask, query.shape[2], window)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from onboard.graph.sequence import SequenceInfo
 from onboard.ops.block_attention import torch_cached_block_attention
+from onboard.ops.block_indexer import torch_cached_block_indexer
 from onboard.ops.cached_attention import torch_cached_attention
 from onboard.ops.cached_causal_conv import torch_cached_causal_conv1d
 from onboard.ops.cached_delta_rule import torch_cached_delta_rule, torch_cached_gated_delta_rule
@@ -32,6 +33,7 @@ from onboard.ops.lightning import torch_cached_lightning_attention
 from onboard.ops.linear_recurrence import torch_cached_linear_recurrence
 from onboard.ops.mlstm import torch_cached_mlstm
 from onboard.ops.relative_attention import torch_cached_relative_attention
+from onboard.ops.sparse_attention import torch_cached_sparse_attention
 from onboard.ops.token_shift import torch_cached_token_shift
 from onboard.ops.wkv import torch_cached_wkv
 
@@ -223,6 +225,26 @@ def _indexed_mla(top_k: int, window: int | None = None) -> Mechanism:
     return Mechanism(whole, cached, shapes, (1, PAGE, width + 3), paged=True)
 
 
+def _sparse(top_k: int, block_size: int, weighted: bool) -> Mechanism:
+    """An indexer of blocks and the attention that it chooses keys for; a page holds keys, values and indexer's keys."""
+
+    def whole(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, *weights: Tensor) -> Tensor:
+        chosen = ops.torch_block_indexer(query, key, *(weights or [None]), top_k, block_size, 0.4, expand=True)
+        return ops.torch_sparse_attention(q, k, v, chosen, 0.4)
+
+    def cached(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, *rest: Any) -> Tensor:
+        *weights, info, cache = rest
+        pages = _pages(info)
+        index_cache, k_cache, v_cache = cache[:, :1, :, 8:], cache[..., :5], cache[..., 5:8]
+        chosen = torch_cached_block_indexer(
+            query, key, *(weights or [None]), *pages, index_cache, top_k, block_size, 0.4, True
+        )
+        return torch_cached_sparse_attention(q, k, v, chosen, *pages, k_cache, v_cache, 0.4)
+
+    shapes = [(4, 5), (2, 5), (2, 3), (16, 3), (3,), *[(16,)] * weighted]
+    return Mechanism(whole, cached, shapes, (2, PAGE, 11), paged=True)
+
+
 def _relative(window: int | None) -> Mechanism:
     """A page holds keys and values side by side."""
     sinks = _random(4)
@@ -306,6 +328,8 @@ MECHANISMS = {
     "mla": lambda: _mla(None),
     "scaled mla": lambda: _mla(0.3),
     "windowed mla": lambda: _windowed_mla(3),
+    "attention to blocks": lambda: _sparse(2, 3, weighted=False),
+    "attention to many blocks": lambda: _sparse(9, 2, weighted=True),
     "relative attention": lambda: _relative(None),
     "relative attention in a window": lambda: _relative(4),
     "dynamic mask": lambda: _dynamic_mask(3),
