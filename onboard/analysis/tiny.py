@@ -38,7 +38,7 @@ def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -
     _check_names(model_type, config.get("architectures"))
     if model_type not in CONFIG_MAPPING_NAMES and not own_code:
         raise OnboardError(f"transformers has no architecture {model_type!r}", hint="Upgrade transformers")
-    values = {key: _floats(value) for key, value in config.items() if key != "model_type"}
+    values = {key: json_floats(value) for key, value in config.items() if key != "model_type"}
     try:
         made = AutoConfig.for_model(model_type, **values)
     except Exception as error:
@@ -47,12 +47,12 @@ def load_config(config: Mapping[str, Any], *, trust_remote_code: bool = False) -
     return decoder_config(made)
 
 
-def _floats(value: Any) -> Any:
+def json_floats(value: Any) -> Any:
     """Return a JSON value; floats that JSON has not stand there as transformers writes them: `{"__float__": "NaN"}`."""
     if isinstance(value, dict):
         only = value.get("__float__") if len(value) == 1 else None
-        return float(only) if only in _NO_JSON_FLOATS else {key: _floats(item) for key, item in value.items()}
-    return [_floats(item) for item in value] if isinstance(value, list) else value
+        return float(only) if only in _NO_JSON_FLOATS else {key: json_floats(item) for key, item in value.items()}
+    return [json_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:

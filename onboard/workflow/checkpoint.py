@@ -15,12 +15,13 @@ def native_values(config: dict[str, Any]) -> dict[str, Any]:
     """
     from transformers import CONFIG_MAPPING
 
+    from onboard.analysis.tiny import json_floats
     from onboard.graph.architecture import text_config
 
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING:
         return dict(config)
-    native = text_config(CONFIG_MAPPING[model_type].from_dict(dict(config)))
+    native = text_config(CONFIG_MAPPING[model_type].from_dict(json_floats(dict(config))))
     values: dict[str, Any] = native.to_dict()
     return values | {name: getattr(native, own, None) for name, own in native.attribute_map.items()}
 

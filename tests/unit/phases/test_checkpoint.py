@@ -17,6 +17,7 @@ from .conftest import make_spec
         ({"model_type": "gpt2"}, 1024),
         ({"model_type": "llama", "max_position_embeddings": 99}, 99),
         ({"model_type": "bloom"}, None),
+        ({"model_type": "mamba2", "time_step_limit": [0.0, {"__float__": "Infinity"}]}, None),
         ({"model_type": "made_up", "max_position_embeddings": 55}, 55),
         ({"model_type": "made_up"}, None),
     ],
