@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from onboard.config import RuntimeConfig
 from onboard.errors import UsageError
+from onboard.graph.quantised import refuse_quantised
 from onboard.hub import open_source
 from onboard.registry import config_path, find_entry
 
@@ -38,8 +39,13 @@ def resolve_config(
 
 
 def find_checkpoint(runtime: RuntimeConfig) -> Path:
-    """Return the folder with the model's files, weights among them unless they are random anyway."""
+    """Return the folder with the model's files, weights among them unless they are random anyway.
+
+    Raises `OnboardError`, before weights are fetched, where a generated model could not read them.
+    """
     source = open_source(runtime.model, revision=runtime.revision)
+    if runtime.mode == "graph" and not runtime.skip_loading_weights:
+        refuse_quantised(source.config(), source.files(), {})
     return source.files() if runtime.skip_loading_weights else source.weights()
 
 

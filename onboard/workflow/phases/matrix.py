@@ -10,6 +10,7 @@ from onboard import registry
 from onboard.analysis.spec import ModelSpec
 from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
+from onboard.graph.quantised import describe_config
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.phases.run import ARTIFACT as RUN
@@ -38,7 +39,7 @@ class Matrix(Phase):
     """Adds or updates the model's rows in `registry/supported_models.md`."""
 
     name = "matrix"
-    shared: ClassVar[frozenset[str]] = frozenset({"matrix"})
+    merged: ClassVar[frozenset[str]] = frozenset({"matrix"})
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on what the rows say."""
@@ -99,9 +100,15 @@ def model_row(spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any]
         cell(registration["name"]),
         cell(spec.family),
         cell(", ".join(features(spec))),
-        cell(verified_on(run) if run else UNTESTED),
+        cell(verified_on(run) if run else _without_run(spec)),
         f"[^{registration['config_id']}]",
     ]
+
+
+def _without_run(spec: ModelSpec) -> str:
+    """Return why nobody has tried a model: nobody did, or its released weights cannot be read."""
+    found = describe_config(spec.config)
+    return UNTESTED if found is None else f"Not supported yet: released quantised ({found})"
 
 
 def merge_model_rows(old: list[str], new: list[str]) -> list[str]:
@@ -143,7 +150,7 @@ def feature_row(spec: ModelSpec, registration: dict[str, Any], run: dict[str, An
         UNTESTED,
         _sliding_window(spec, full),
         "No",
-        UNTESTED if "quantization_config" in spec.config else "N/A",
+        "N/A" if describe_config(spec.config) is None else "No",
     ]
 
 
