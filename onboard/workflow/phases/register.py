@@ -22,7 +22,7 @@ class Register(Phase):
 
     name = "register"
     editable: ClassVar[frozenset[str]] = frozenset({"config"})
-    shared: ClassVar[frozenset[str]] = frozenset({"registry"})
+    merged: ClassVar[frozenset[str]] = frozenset({"registry"})
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on what the config is made from."""
@@ -97,17 +97,12 @@ def family_members(context: RunContext, record: dict[str, Any]) -> list[str]:
 
 
 def _write_config(context: RunContext, config_id: str, text: str) -> dict[str, Any]:
-    """Write the standalone config.
-
-    One that is there before this phase ever ran here came with the root, from a checkout for example, and is kept. One
-    that was edited later does not get here unasked: the engine sees to that.
-    """
+    """Write the standalone config, unless it is a user's or came with the root: that is kept, if it is valid."""
     path = registry.config_path(context.root, config_id)
-    if path.exists() and path.read_text(encoding="utf-8") != text and not context.artifact(ARTIFACT).exists():
+    written = context.files.put(path, text)
+    if not written:
         registry.load_standalone(path)
-        return {"config": context.relative(path), "config_status": "kept as it was"}
-    context.files.write(path, text)
-    return {"config": context.relative(path), "config_status": "written"}
+    return {"config": context.relative(path), "config_status": "written" if written else "kept as it was"}
 
 
 def _write_entry(context: RunContext, entry: RegistryEntry) -> dict[str, Any]:
