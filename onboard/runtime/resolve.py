@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from onboard.config import RuntimeConfig
+from onboard.content import content_path
 from onboard.errors import UsageError
 from onboard.graph.quantised import refuse_quantised
 from onboard.hub import open_source
@@ -36,6 +37,12 @@ def resolve_config(
     fields = RuntimeConfig.model_fields
     changed = {key: value for key, value in (overrides or {}).items() if value != fields[key].default}
     return _validated({**values, "model": values.get("model") or model, **changed})
+
+
+def doubt(model: str, root: Path, family: str) -> str | None:
+    """Return why the registry does not vouch for a model of its own; None when it does, or does not know it."""
+    entry = find_entry(model, root)
+    return entry.doubt(content_path("models", f"modeling_{family}.py", root=root)) if entry else None
 
 
 def find_checkpoint(runtime: RuntimeConfig) -> Path:

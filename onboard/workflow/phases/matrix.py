@@ -18,6 +18,7 @@ from onboard.workflow.tables import cell, upsert_footnote, upsert_row
 
 MODELS, FEATURES = "## Models", "## Features"
 UNTESTED = "Untested"
+FAILED = "failed on "
 NOT_JUDGED = ", text not judged"
 SHOWN_TRAITS = (
     "attention",
@@ -61,13 +62,18 @@ def updated_matrix(text: str, context: RunContext) -> str:
     return update_matrix(text, context.spec, context.read_json(REGISTRATION), context.read_json(RUN))
 
 
-def update_matrix(text: str, spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any] | None) -> str:
+def update_matrix(
+    text: str, spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any] | None, *, failed: str = ""
+) -> str:
     """Return a support matrix with the model's rows and footnote in it; the rest stays as it is.
 
-    Without a `run` the rows say what the model is, and that nobody has tried it.
+    Without a `run` the rows say what the model is, and that nobody has tried it, or the date on which its run `failed`.
     """
+    row = model_row(spec, registration, run)
+    if failed:
+        row[4] = f"{FAILED}{failed}"
     try:
-        text = upsert_row(text, MODELS, model_row(spec, registration, run), 2, merge_model_rows)
+        text = upsert_row(text, MODELS, row, 2, merge_model_rows)
         text = upsert_row(text, FEATURES, feature_row(spec, registration, run), 1, merge_feature_rows)
     except ValueError as error:
         raise OnboardError(
@@ -115,6 +121,7 @@ def merge_model_rows(old: list[str], new: list[str]) -> list[str]:
     """Keep what earlier runs verified; the rest is as the newest run says."""
     verified = {part for row in (old, new) for part in row[4].split("; ") if part not in ("", UNTESTED)}
     verified -= {f"{part}{NOT_JUDGED}" for part in verified}
+    verified -= {part for part in verified if part.startswith(FAILED) and part != new[4]}
     return [*new[:4], "; ".join(sorted(verified)) or UNTESTED, new[5]]
 
 

@@ -1,4 +1,7 @@
-"""register: give the model an entry in the registry and a standalone config that a run needs nothing else than."""
+"""register: give the model an entry in the registry and a standalone config that a run needs nothing else than.
+
+A new entry is pending until the model's run has ended (`onboard.workflow.verdict`).
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,8 @@ class Register(Phase):
             text = standalone_text(context.model, context.options.dtype, spec, context.root)
             record: dict[str, Any] = {"name": name, "config_id": config_id, "architecture": spec.architecture}
             record |= _write_config(context, config_id, text)
-            entry = RegistryEntry(name=name, config_id=config_id, yaml_extra=[*composition, f"{config_id}.yaml"])
+            files = [*composition, f"{config_id}.yaml"]
+            entry = RegistryEntry(name=name, config_id=config_id, yaml_extra=files, status="pending")
             record |= _write_entry(context, entry)
         record["family"] = family_members(context, record)
         path = context.write_json(ARTIFACT, record)
@@ -111,4 +115,4 @@ def _write_entry(context: RunContext, entry: RegistryEntry) -> dict[str, Any]:
     new = registry.insert_entry(old, entry)
     context.files.write(path, new)
     registered = next(e for e in registry.parse_entries(new) if e.name == entry.name)
-    return {"entry": registered.model_dump(), "entry_status": "added" if new != old else "already there"}
+    return {"entry": registered.model_dump(mode="json"), "entry_status": "added" if new != old else "already there"}
