@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from onboard.workflow.outcome import PhaseOutcome
 from onboard.workflow.phase import RunContext, RunOptions
 from onboard.workflow.phases import gather, survey
 from onboard.workflow.phases.generate import same_but_revision
+from onboard.workflow.vocabulary import check_vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -312,3 +314,18 @@ def test_non_finite_weights_are_named(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(OnboardError, match="the weight bad of .* holds NaN"):
         check_weights(tmp_path)
     check_weights(checkpoint)
+
+
+def test_token_ids_that_the_model_lacks_are_said(checkpoint: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "tiny"))
+    config = json.loads((folder / "config.json").read_text())
+    assert check_vocabulary(folder, config, generates=True) == []
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 97], "pad_token_id": 99, "bos_token_id": -1}')
+    facts = check_vocabulary(folder, config | {"vocab_size": 40}, generates=True)
+    assert facts[:2] == [f"{name} is outside the vocabulary of 40" for name in ("eos_token_id 97", "pad_token_id 99")]
+    assert facts[2].startswith("the tokenizer has ids up to 6")
+    assert len(facts) == 3
+    (folder / "tokenizer.json").write_text("{")
+    assert "does not load" in check_vocabulary(folder, config, generates=False)[0]
+    with pytest.raises(OnboardError, match="does not load"):
+        check_vocabulary(folder, config, generates=True)
