@@ -20,24 +20,33 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a model can be put into: all GPUs together, or without one the system's memory; in bytes."""
+    """What a model can be put into: the GPU that a run uses, or without one the system's memory; in bytes."""
 
     total: int
     free: int
     gpus: list[Gpu] = field(default_factory=list)
+    """All that there are, the one that a run uses first."""
 
     def __str__(self) -> str:
         size = f"{gigabytes(self.total)} GB"
         if not self.gpus:
             return f"{size} of system memory"
-        return f"{size} across {len(self.gpus)} GPU{'s' if len(self.gpus) > 1 else ''}"
+        return (
+            f"{size} on one GPU"
+            if len(self.gpus) == 1
+            else f"{size} on the one of {len(self.gpus)} GPUs that a run uses"
+        )
 
 
 def list_gpus() -> list[Gpu]:
-    """Return the NVIDIA GPUs of this machine; none without a driver. `CUDA_VISIBLE_DEVICES=""` hides them all."""
+    """Return the NVIDIA GPUs of this machine in the order of `CUDA_VISIBLE_DEVICES`; none without a driver.
+
+    That variable hides all when it is empty; numbers in it choose.
+    """
     import pynvml
 
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in {"", "-1"}:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible in {"", "-1"}:
         return []
     try:
         pynvml.nvmlInit()
@@ -45,7 +54,8 @@ def list_gpus() -> list[Gpu]:
         return []
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [_gpu(handle) for handle in handles]
+        chosen = [int(each) for each in (visible or "").split(",") if each.strip().isdigit()]
+        return [_gpu(handles[each]) for each in chosen or range(len(handles)) if each < len(handles)]
     finally:
         pynvml.nvmlShutdown()
 
@@ -75,11 +85,11 @@ def _container_limit() -> int | None:
 
 
 def device_memory(device: str) -> Memory:
-    """Return the memory that `device` ("auto", "cpu", "cuda") stands for; "auto" means the GPUs when there are any."""
+    """Return the memory that `device` ("auto", "cpu", "cuda") stands for; "auto" means a GPU when there is one."""
     gpus = [] if device == "cpu" else list_gpus()
     if not gpus:
         return system_memory()
-    return Memory(sum(gpu.total for gpu in gpus), sum(gpu.free for gpu in gpus), gpus)
+    return Memory(gpus[0].total, gpus[0].free, gpus)
 
 
 def gigabytes(size: int) -> str:

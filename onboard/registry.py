@@ -7,11 +7,13 @@ says everything too. The text of `models.yaml` belongs to its readers: entries a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date
+from hashlib import sha256
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from filelock import FileLock
 from pydantic import Field, ValidationError, field_validator
@@ -37,6 +39,9 @@ WORLD_SIZES = ((2_000_000_000, 1), (15_000_000_000, 2), (80_000_000_000, 4))
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.yaml")
 
 
+Status = Literal["untested", "pending", "passed", "failed"]
+
+
 class RegistryEntry(StrictModel):
     """One model of the registry."""
 
@@ -46,6 +51,22 @@ class RegistryEntry(StrictModel):
     """`configs/<config_id>.yaml` is the model's standalone config."""
     yaml_extra: list[str]
     """Files of `configs/`, deep-merged left to right."""
+    status: Status = "untested"
+    """What came of the model's last run here: none yet (untested: nobody tried it), passed or failed."""
+    tested: date | None = None
+    """When that run ended."""
+    model_file: str | None = None
+    """The digest of the model file that it had."""
+
+    def doubt(self, model_file: Path) -> str | None:
+        """Return why this entry does not stand for a model that was seen to work with `model_file`; None if it does."""
+        if self.status == "failed":
+            return f"the run of {self.name} failed on {self.tested}"
+        if self.status != "passed":
+            return f"no run of {self.name} has passed (its registry entry is {self.status})"
+        if self.model_file is not None and digest(model_file) not in ("", self.model_file):
+            return f"{model_file.name} is not the file that the run of {self.name} passed with on {self.tested}"
+        return None
 
     @field_validator("yaml_extra")
     @classmethod
@@ -59,6 +80,14 @@ class RegistryEntry(StrictModel):
 def slug(name: str) -> str:
     """Return `name` as a file name: lower case, dots and dashes kept, everything else "_"."""
     return re.sub(r"[^a-z0-9.\-]", "_", name.lower()).lstrip(".-") or "_"
+
+
+def digest(path: Path) -> str:
+    """Return what tells a model file from others, the start of its sha256; empty when there is none.
+
+    The prefix keeps YAML from taking digits for a number.
+    """
+    return f"sha256:{sha256(path.read_bytes()).hexdigest()[:16]}" if path.is_file() else ""
 
 
 def world_size_for(num_parameters: int) -> int:
@@ -125,6 +154,34 @@ def insert_entry(text: str, entry: RegistryEntry) -> str:
         at, column = _last_line(models) + 1, models.start_mark.column
     lines[at:at] = _render_entry(entry, column)
     return "".join(lines)
+
+
+def set_fields(text: str, name: str, fields: Mapping[str, str]) -> str:
+    """Return `text` with plain values for fields of the entry `name`; nothing else in it moves."""
+    for key, value in fields.items():
+        text = _with_field(text, name, key, value)
+    return text
+
+
+def _with_field(text: str, name: str, key: str, value: str) -> str:
+    models = _models_node(text)
+    assert models is not None, "a registry without entries"
+    entry = next(node for node in models.value if _scalar(node, "name").value == name)
+    old, lines = _scalar(entry, key), text.splitlines(keepends=True)
+    if old is not None:
+        at, (start, end) = old.start_mark.line, (old.start_mark.column, old.end_mark.column)
+        lines[at] = f"{lines[at][:start]}{value}{lines[at][end:]}"
+    elif entry.flow_style:
+        at, end = entry.end_mark.line, entry.end_mark.column - 1
+        lines[at] = f"{lines[at][:end]}, {key}: {value}{lines[at][end:]}"
+    else:
+        at = _last_line(entry)
+        lines[at] = f"{lines[at].rstrip()}\n{' ' * entry.start_mark.column}{key}: {value}\n"
+    return "".join(lines)
+
+
+def _scalar(entry: Node, key: str) -> Any:
+    return next((value for name, value in entry.value if name.value == key), None)
 
 
 def compose_config(names: Sequence[str], root: Path) -> RuntimeConfig:
@@ -261,5 +318,5 @@ def _render_entry(entry: RegistryEntry, column: int) -> list[str]:
     yaml = YAML()
     yaml.width = 4096
     yaml.indent(mapping=2, sequence=4, offset=2)
-    yaml.dump([entry.model_dump()], stream)
+    yaml.dump([entry.model_dump(exclude_defaults=True)], stream)
     return [f"{' ' * column}{line[2:]}" for line in stream.getvalue().splitlines(keepends=True)]

@@ -119,10 +119,17 @@ class ModelRun:
         document["error"] = None if error is None else str(error) or status
         if self.options.dry_run:
             document["files"] = self._pending()
+        if self.context is not None and (replaced := self.context.files.replaced):
+            document["replaced"] = [{"path": str(each.path), "backup": str(each.backup)} for each in replaced]
         return json.dumps(document, indent=2, ensure_ascii=False)
 
     def print_text(self, error: BaseException | None) -> None:
-        """Print where the files are, or the diffs of a dry run; for a failed run the command that resumes it."""
+        """Print where the files are, or the diffs of a dry run; for a failed run the command that resumes it.
+
+        What became of a user's file that was replaced comes first.
+        """
+        for replaced in self.context.files.replaced if self.context is not None else ():
+            print(f"{replaced.diff}\n{replaced.path} was replaced, the old file is {replaced.backup}", file=sys.stderr)
         if self.options.dry_run:
             for file in self._pending():
                 print(file["diff"] or f"{file['path']}: unchanged")

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from onboard.config import DType, Mode, RuntimeConfig
-from onboard.errors import UsageError
+from onboard.errors import OnboardError, UsageError
+from onboard.hub import read_config
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
 from onboard.runtime.request import FinishReason, Request, Step
-from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
+from onboard.runtime.resolve import ConfigLike, doubt, find_checkpoint, resolve_config
 from onboard.runtime.sampling import SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -81,6 +82,7 @@ class LLM:
     `device="auto"` is a GPU where there is one; `dtype="auto"` the checkpoint's there, float32 on the CPU. `mode` "hf"
     or "transformers" runs transformers' own model, which need not be onboarded; `engine.facts` says what that loses.
     `batch_invariant=True` makes answers independent of what else is in the batch, bit for bit, or says why it cannot.
+    `strict=True` makes a transform that fails, and a registered model whose run has not passed, an error.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class LLM:
         config: ConfigLike = None,
         mode: Mode = "graph",
         batch_invariant: bool = False,
+        strict: bool = False,
     ) -> None:
         if world_size > 1:
             raise UsageError(f"world_size is {world_size} and models run on one device", hint="Set it to 1")
@@ -101,7 +104,15 @@ class LLM:
         overrides["batch_invariant"] = batch_invariant
         self.runtime: RuntimeConfig = resolve_config(str(model), folder, config, overrides)
         checkpoint = find_checkpoint(self.runtime)
-        self.engine: Engine = build_engine(checkpoint, self.runtime, root=folder, model=str(model))
+        doubted = self._doubt(str(model), folder, checkpoint) if config is None else None
+        if doubted and strict:
+            raise OnboardError(doubted, hint=f"Run: onboard {model}")
+        self.engine: Engine = build_engine(checkpoint, self.runtime, root=folder, model=str(model), strict=strict)
+        self.engine.facts.extend([doubted] if doubted else [])
+
+    def _doubt(self, model: str, root: Path, checkpoint: Path) -> str | None:
+        """Return why the registry does not vouch for the model; transformers' own needs no such word."""
+        return doubt(model, root, read_config(checkpoint)["model_type"]) if self.runtime.mode == "graph" else None
 
     def generate(
         self,

@@ -10,7 +10,9 @@ import yaml
 from pydantic import ValidationError
 
 from onboard.config import RuntimeConfig
+from onboard.content import content_path
 from onboard.errors import UsageError
+from onboard.graph.quantised import refuse_quantised
 from onboard.hub import open_source
 from onboard.registry import config_path, find_entry
 
@@ -37,9 +39,20 @@ def resolve_config(
     return _validated({**values, "model": values.get("model") or model, **changed})
 
 
+def doubt(model: str, root: Path, family: str) -> str | None:
+    """Return why the registry does not vouch for a model of its own; None when it does, or does not know it."""
+    entry = find_entry(model, root)
+    return entry.doubt(content_path("models", f"modeling_{family}.py", root=root)) if entry else None
+
+
 def find_checkpoint(runtime: RuntimeConfig) -> Path:
-    """Return the folder with the model's files, weights among them unless they are random anyway."""
+    """Return the folder with the model's files, weights among them unless they are random anyway.
+
+    Raises `OnboardError`, before weights are fetched, where a generated model could not read them.
+    """
     source = open_source(runtime.model, revision=runtime.revision)
+    if runtime.mode == "graph" and not runtime.skip_loading_weights:
+        refuse_quantised(source.config(), source.files(), {})
     return source.files() if runtime.skip_loading_weights else source.weights()
 
 

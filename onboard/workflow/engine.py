@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +26,15 @@ from onboard.workflow.files import FileWriter
 from onboard.workflow.lock import STAGING, WORK, check_writable, exclusive, slug
 from onboard.workflow.outcome import PhaseOutcome, RunOutcome
 from onboard.workflow.phase import Phase, PhaseResult, RunContext, RunOptions
-from onboard.workflow.state import STATE_FILE, Artifact, PhaseRecord, RunState, current_versions, hash_inputs
+from onboard.workflow.state import (
+    STATE_FILE,
+    Artifact,
+    PhaseRecord,
+    RunState,
+    current_versions,
+    hash_inputs,
+    written_under,
+)
 from onboard.workflow.worklog import Worklog
 
 PHASES = (
@@ -86,7 +95,12 @@ def open_run(model: str, root: Path, options: RunOptions) -> RunContext:
         root=root,
         work_dir=work_dir,
         options=options,
-        files=FileWriter(dry_run=options.dry_run, staging=work_dir / STAGING),
+        files=FileWriter(
+            dry_run=options.dry_run,
+            staging=work_dir / STAGING,
+            root=root,
+            written_by_others=partial(written_under, root / WORK),
+        ),
         worklog=Worklog(None if options.dry_run else work_dir / "worklog.md"),
         source=open_source(model, revision=options.revision, offline=options.offline),
     )
@@ -162,7 +176,8 @@ class _Run:
         self.context = context
         self.observer = observer
         self.versions = current_versions()
-        self.state = RunState(model=context.model) if fresh else _load_state(context)
+        self.state = _fresh_state(context) if fresh else _load_state(context)
+        context.files.written = self.state.written
         self.state.versions = self.versions
         self.from_ = from_
         self.forced = fresh
@@ -214,13 +229,14 @@ class _Run:
             return self._rehearse(phase, record)
         self.input_hash = hash_inputs(phase.inputs(self.context), self.versions)
         if record is not None and self._is_current(phase, record):
-            return _skipped(phase, record, "unchanged")
+            return _skipped(phase, record, self._unchanged(phase, record))
         if record is not None and not self.forced:
             self._refuse_to_overwrite_edits(phase, record)
         return self._execute(phase)
 
     def _execute(self, phase: Phase) -> PhaseOutcome:
         self.executing = True
+        self.context.files.replacing = phase.name == self.from_
         self.observer.started(phase.name)
         if not self.context.files.held:
             self._save({phase.name: PhaseRecord(status="running", input_hash=self.input_hash)})
@@ -232,7 +248,7 @@ class _Run:
         try:
             self.input_hash = hash_inputs(phase.inputs(self.context), self.versions)
             if record is not None and self._is_current(phase, record):
-                return _skipped(phase, record, "unchanged")
+                return _skipped(phase, record, self._unchanged(phase, record))
             return self._execute(phase)
         except FileNotFoundError as error:
             missing = Path(error.filename or "")
@@ -251,8 +267,22 @@ class _Run:
             and record.status == "done"
             and record.input_hash == self.input_hash
             and self._artifacts_exist(record)
-            and not (self._edited(record) - phase.editable - phase.shared)
+            and not (self._edited(record) - phase.editable - phase.merged - self._by_relatives(phase, record))
         )
+
+    def _by_relatives(self, phase: Phase, record: PhaseRecord) -> set[str]:
+        """Return the shared artifacts that the run of some model left as they are."""
+        paths = {
+            name: self.context.root / record.artifacts[name].path for name in phase.shared & record.artifacts.keys()
+        }
+        return {name for name, path in paths.items() if not self.context.files.is_users(path)}
+
+    def _unchanged(self, phase: Phase, record: PhaseRecord) -> str:
+        """Return why a phase is skipped, with the files outside the work folder that are a user's."""
+        context = self.context
+        paths = [context.root / item.path for name, item in record.artifacts.items() if name not in phase.merged]
+        kept = [path for path in paths if not path.is_relative_to(context.work_dir) and context.files.is_users(path)]
+        return "; ".join(["unchanged", *(context.kept(path, phase.name) for path in kept)])
 
     def _artifacts_exist(self, record: PhaseRecord) -> bool:
         return all((self.context.root / artifact.path).exists() for artifact in record.artifacts.values())
@@ -266,8 +296,11 @@ class _Run:
         }
 
     def _refuse_to_overwrite_edits(self, phase: Phase, record: PhaseRecord) -> None:
-        if edited := sorted(self._edited(record) & phase.editable):
-            path = record.artifacts[edited[0]].path
+        """Stop for an edited artifact of the work folder; a user's other files are kept by `FileWriter.put`."""
+        edited = sorted(self._edited(record) & phase.editable)
+        paths = [record.artifacts[name].path for name in edited]
+        if own := [path for path in paths if (self.context.root / path).is_relative_to(self.context.work_dir)]:
+            path = own[0]
             raise OnboardError(
                 f"{path} was edited, and what {phase.name} made it from has changed since",
                 hint=f"--from {phase.name} makes it anew; --from a later phase keeps the edits",
@@ -313,6 +346,15 @@ class _Run:
 
     def _log(self, outcome: PhaseOutcome) -> None:
         self.context.worklog.append(f"{outcome.name}: {outcome.status} in {outcome.seconds:.1f} s", _story(outcome))
+
+
+def _fresh_state(context: RunContext) -> RunState:
+    """Return a state of which nothing is known but the files that earlier runs wrote."""
+    try:
+        written = _load_state(context).written
+    except OnboardError:  # unreadable, which is what starting over is for
+        written = {}
+    return RunState(model=context.model, written=written)
 
 
 def _load_state(context: RunContext) -> RunState:

@@ -6,10 +6,20 @@ import difflib
 import hashlib
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from onboard.errors import OnboardError
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A file that a user had changed or brought, and that was written anew as asked; `diff` is empty in a dry run."""
+
+    path: Path
+    backup: Path
+    diff: str
 
 
 @dataclass
@@ -22,6 +32,15 @@ class FileWriter:
     """What is held, or what a dry run would have written."""
     staging: Path | None = None
     """Folder for unfinished files, on the root's file system; None: beside each file."""
+    root: Path | None = None
+    """What the names in `written` are relative to; None: they are absolute."""
+    written: dict[str, str] = field(default_factory=dict)
+    """The sha256 that each file had when this model's runs last `put` it."""
+    written_by_others: Callable[[], dict[str, set[str]]] = dict
+    """The same for the runs of all models, read when it is asked for."""
+    replacing: bool = False
+    """`put` replaces what is not as it was left, and keeps the old file beside the new one."""
+    replaced: list[Replaced] = field(default_factory=list)
 
     def write(self, path: Path, text: str) -> None:
         """Replace the content of `path` in one step; an equal file is left untouched."""
@@ -29,6 +48,45 @@ class FileWriter:
             self.pending[path] = text
         elif not path.exists() or path.read_bytes() != text.encode():
             write_atomically(path, text, staging=self.staging)
+
+    def put(self, path: Path, text: str) -> bool:
+        """Write a file that users may make their own; return False when it is theirs, and was kept.
+
+        A file that no run wrote, or that was changed since, is a user's. Replacing it leaves it beside the new one.
+        """
+        theirs = self.is_users(path) and self.read(path) != text
+        if theirs and not self.replacing:
+            return False
+        if theirs and not self.dry_run:
+            self._set_aside(path, text)
+        self.write(path, text)
+        self.written[self._name(path)] = hashlib.sha256(text.encode()).hexdigest()
+        return True
+
+    def claim(self, path: Path) -> None:
+        """Take a file for one that this run wrote: it is what the run would write."""
+        if (digest := self.digest(path)) is not None:
+            self.written[self._name(path)] = digest
+
+    def is_users(self, path: Path) -> bool:
+        """Tell whether a file is there that is not as the last run that `put` it left it."""
+        digest, name = self.digest(path), self._name(path)
+        if digest is None or digest == self.written.get(name):
+            return False
+        return digest not in self.written_by_others().get(name, ())
+
+    def _set_aside(self, path: Path, text: str) -> None:
+        old = path.read_text(encoding="utf-8")
+        backup = path.with_name(f"{path.name}.bak-{hashlib.sha256(old.encode()).hexdigest()[:8]}")
+        lines = difflib.unified_diff(
+            old.splitlines(), text.splitlines(), f"{path.name} (kept as {backup.name})", path.name, lineterm=""
+        )
+        self.write(backup, old)
+        self.replaced.append(Replaced(path, backup, "\n".join(lines)))
+
+    def _name(self, path: Path) -> str:
+        below = self.root is not None and path.is_relative_to(self.root)
+        return path.relative_to(self.root).as_posix() if self.root is not None and below else path.as_posix()
 
     def release(self) -> None:
         """Write what was held."""

@@ -75,6 +75,11 @@ class RunContext:
         """Return the sha256 of artifacts by name (None: not there), for a phase's `inputs`."""
         return {name: self.files.digest(self.artifact(name)) for name in names}
 
+    def kept(self, path: Path, phase: str) -> str:
+        """Return the words for a user's file that a phase left as it is."""
+        way = f"--from {phase} shows the diff and replaces it"
+        return f"kept {self.relative(path)}, which is not as onboard wrote it ({way})"
+
     def relative(self, path: Path) -> str:
         """Return a path below the root as artifacts list it."""
         return path.relative_to(self.root).as_posix()
@@ -103,6 +108,8 @@ class Phase(ABC):
     """Artifacts that the user may change: only their absence, not a new content, reruns the phase. Where the phase has
     to run again for other reasons, an edited one is not overwritten unasked."""
     shared: ClassVar[frozenset[str]] = frozenset()
+    """Artifacts that the runs of a family's models write for each other: what another of them left reruns nothing."""
+    merged: ClassVar[frozenset[str]] = frozenset()
     """Artifacts that the runs of all models add to. Only their absence reruns the phase, which never overwrites what
     others put there."""
     judges_input: ClassVar[bool] = False

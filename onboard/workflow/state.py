@@ -45,6 +45,8 @@ class RunState(_Record):
     model: str
     versions: dict[str, str] = Field(default_factory=dict)
     phases: dict[str, PhaseRecord] = Field(default_factory=dict)
+    written: dict[str, str] = Field(default_factory=dict)
+    """The sha256 that each file, relative to the root, had when this model's runs last wrote it."""
 
     @classmethod
     def load(cls, work_dir: Path, model: str) -> RunState:
@@ -62,6 +64,19 @@ class RunState(_Record):
     def text(self) -> str:
         """Return the state as JSON."""
         return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+
+
+def written_under(folder: Path) -> dict[str, set[str]]:
+    """Return every digest that the runs of all models, each with a folder in `folder`, left a file with, by path."""
+    digests: dict[str, set[str]] = {}
+    for path in folder.glob(f"*/{STATE_FILE}"):
+        try:
+            written = RunState.load(path.parent, "").written
+        except OnboardError:  # said to whoever runs that model
+            continue
+        for name, digest in written.items():
+            digests.setdefault(name, set()).add(digest)
+    return digests
 
 
 def hash_inputs(inputs: Mapping[str, Any], versions: Mapping[str, str]) -> str:

@@ -25,6 +25,7 @@ from onboard.workflow.phases.matrix import matrix_path, update_matrix
 from onboard.workflow.phases.register import composition_of, standalone_text
 
 ZOO = Path("registry", "zoo.yaml")
+QUANTISATION = "quantization_config"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def drifts(family: str, models: Mapping[str, Mapping[str, Any]], root: Path) -> 
     Raises `OnboardError` when a model cannot be analysed, or the generated file is not equal to transformers for it.
     """
     specs = [_spec(family, name, fields) for name, fields in models.items()]
-    for path, text in [*_family_files(specs, root), *_model_files(specs, root), *_tables(specs, root)]:
+    released = [_as_released(spec, models[spec.model]) for spec in specs]
+    for path, text in [*_family_files(specs, root), *_model_files(specs, root), *_tables(released, root)]:
         found = path.read_text(encoding="utf-8") if path.exists() else None
         if found is None or not (found == text or same_but_revision(found, text)):
             yield Drift(path, text, found)
@@ -68,7 +70,14 @@ def drifts(family: str, models: Mapping[str, Mapping[str, Any]], root: Path) -> 
 def _spec(family: str, name: str, fields: Mapping[str, Any]) -> ModelSpec:
     from onboard.analysis.analyze import analyze
 
-    return analyze({"model_type": family, **fields}, model=name)
+    unquantised = {key: value for key, value in fields.items() if key != QUANTISATION}
+    return analyze({"model_type": family, **unquantised}, model=name)
+
+
+def _as_released(spec: ModelSpec, fields: Mapping[str, Any]) -> ModelSpec:
+    """Return a spec whose config says, too, how the released weights are quantised."""
+    released = {key: value for key, value in fields.items() if key == QUANTISATION}
+    return spec.model_copy(update={"config": spec.config | released})
 
 
 def _family_files(specs: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path, str]]:

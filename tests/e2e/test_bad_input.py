@@ -18,6 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from onboard import gpu
 from onboard.cli.main import run
+from onboard.errors import ConsentRequiredError
+from onboard.workflow.engine import load_phase, open_run
+from onboard.workflow.phase import RunOptions
 
 Break = Callable[[Path], None]
 
@@ -87,6 +90,12 @@ def quantise_to_fp8(tensors: dict[str, torch.Tensor]) -> None:
         tensors[f"{name}_scale_inv"] = torch.ones(1, 1)
 
 
+def save_encoder(folder: Path) -> None:
+    for path in folder.glob("model*"):
+        path.unlink()
+    save_checkpoint(folder, "bert", is_decoder=False)
+
+
 PARTS = ("blocks", "scales")
 UP = "model.layers.1.mlp.up_proj.weight"
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -122,7 +131,7 @@ BROKEN: dict[str, tuple[Break, int, str]] = {
         "is not a",
     ),
     "encoder that transformers would take for a decoder": (
-        lambda f: edit_config(f, model_type="bert", architectures=["BertLMHeadModel"], is_decoder=False),
+        save_encoder,
         1,
         "is not causal",
     ),
@@ -170,6 +179,26 @@ BROKEN: dict[str, tuple[Break, int, str]] = {
         1,
         "the checkpoint is quantised (mxfp4",
     ),
+    "broken tokenizer": (
+        lambda f: (f / "tokenizer.json").write_text('{"version": "1.0", "model": 3}') and None,
+        1,
+        "does not load",
+    ),
+    "generation config that is refused": (
+        lambda f: (f / "generation_config.json").write_text('{"max_new_tokens": -4}') and None,
+        1,
+        "transformers refuses",
+    ),
+    "generation config is no JSON": (
+        lambda f: (f / "generation_config.json").write_text("{") and None,
+        1,
+        "transformers refuses",
+    ),
+    "end beyond the vocabulary": (
+        lambda f: (f / "generation_config.json").write_text('{"eos_token_id": [97, 98]}') and None,
+        1,
+        "eos_token_id is [97, 98], and the vocabulary has 97 tokens: no text would end",
+    ),
     "index that leaves the folder": (escape_folder, 1, "is no safetensors file beside it"),
 }
 
@@ -191,12 +220,13 @@ def test_state_of_an_earlier_run_survives(checkpoint: Path, tmp_path: Path, caps
 def test_model_larger_than_memory(
     checkpoint: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gpus = [gpu.Gpu("small", 40_000, 40_000), gpu.Gpu("small", 40_000, 40_000)]
+    gpus = [gpu.Gpu("small", 40_000, 40_000), gpu.Gpu("large", 10**9, 10**9)]
     monkeypatch.setattr(gpu, "list_gpus", lambda: gpus)
     size = sum(tensor.nbytes for shard in shards(checkpoint) for tensor in load_file(shard).values())
-    assert size > 80_000
+    assert size > 40_000, "one of the two, which a run uses, is too small; both together are not asked"
     message = (
-        f"This model requires ~{gpu.gigabytes(size)} GB but the system only has 8e-05 GB across 2 GPUs. "
+        f"This model requires ~{gpu.gigabytes(size)} GB but the system only has 4e-05 GB on the one of 2 GPUs "
+        "that a run uses. "
         "Onboarding is likely to fail at the run phase. Use --yes"
     )
     assert_refused([str(checkpoint), "--root", str(root)], root, 3, message, capsys)
@@ -208,9 +238,13 @@ def test_half_the_memory_in_half_the_precision(
 ) -> None:
     size = sum(tensor.nbytes for shard in shards(checkpoint) for tensor in load_file(shard).values())
     monkeypatch.setattr(gpu, "system_memory", lambda: gpu.Memory(size // 2, size // 2))
-    command = [str(checkpoint), "--root", str(tmp_path / "root"), "--device", "cpu", "--until", "gather"]
-    assert run(command) == 3
-    assert run([*command, "--dtype", "bfloat16"]) == 0
+    context = open_run(str(checkpoint), tmp_path / "root", RunOptions(device="cpu", weights=True))
+    with pytest.raises(ConsentRequiredError):
+        load_phase("gather").run(context)
+    context.options.dtype = "bfloat16"
+    assert "fits in" in load_phase("gather").run(context).summary
+    context.options.dtype, context.options.weights = "float32", False
+    assert "exceeds" in load_phase("gather").run(context).summary, "what needs no weights goes on"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a system without a GPU")

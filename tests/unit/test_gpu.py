@@ -24,12 +24,16 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
     return cards
 
 
-def test_all_gpus_together(driver: list[SimpleNamespace]) -> None:
+def test_the_one_gpu_that_a_run_uses(driver: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch) -> None:
     memory = gpu.device_memory("auto")
-    assert (memory.total, memory.free, len(memory.gpus)) == (160 * 10**9, 139 * 10**9, 2)
-    assert str(memory) == "160 GB across 2 GPUs"
+    assert (memory.total, memory.free, len(memory.gpus)) == (80 * 10**9, 70 * 10**9, 2)
+    assert str(memory) == "80 GB on the one of 2 GPUs that a run uses"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert [card.name for card in gpu.list_gpus()] == ["H1"]
+    assert gpu.device_memory("cuda").free == 69 * 10**9
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     del driver[1]
-    assert str(gpu.device_memory("cuda")) == "80 GB across 1 GPU"
+    assert str(gpu.device_memory("cuda")) == "80 GB on one GPU"
 
 
 def test_the_cpu_has_the_systems_memory(

@@ -11,7 +11,7 @@ from onboard import registry
 from onboard.config import RuntimeConfig
 from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError, UsageError
-from onboard.registry import RegistryEntry, insert_entry, parse_entries
+from onboard.registry import RegistryEntry, insert_entry, parse_entries, set_fields
 
 COMMENTED = """\
 # The list.   Spacing is mine.
@@ -54,6 +54,32 @@ def test_an_entry_only_adds_lines(text: str) -> None:
     assert all(line.startswith("+ ") for line in changes), changes
     assert parse_entries(new) == [*parse_entries(text), _entry()]
     assert insert_entry(new, _entry()) == new
+
+
+@pytest.mark.parametrize("text", [COMMENTED, "models:\n  - {name: org/Two, config_id: b, yaml_extra: [c.yaml]}"])
+def test_fields_of_one_entry_change_and_nothing_else_moves(text: str) -> None:
+    first = set_fields(text, "org/Two", {"status": "pending"})
+    new = set_fields(first, "org/Two", {"status": "passed", "tested": "2026-01-02", "model_file": f"sha256:{'0' * 16}"})
+    old, found = ({entry.name: entry for entry in parse_entries(each)} for each in (text, new))
+    assert (found["org/Two"].status, str(found["org/Two"].tested)) == ("passed", "2026-01-02")
+    assert found["org/Two"].model_file == f"sha256:{'0' * 16}"
+    assert {name: entry for name, entry in found.items() if name != "org/Two"} == {
+        name: entry for name, entry in old.items() if name != "org/Two"
+    }
+    removed = [line for line in difflib.ndiff(text.splitlines(), new.splitlines()) if line.startswith("- ")]
+    assert len(removed) == text.count("{name"), "of a block no line changes, of braces the one"
+
+
+def test_an_entry_vouches_only_for_the_file_that_passed(tmp_path: Path) -> None:
+    path = tmp_path / "modeling_x.py"
+    path.write_text("X = 1\n")
+    entry = _entry()
+    assert "untested" in str(entry.doubt(path))
+    passed = entry.model_copy(update={"status": "passed", "model_file": registry.digest(path)})
+    assert passed.doubt(path) is None
+    path.write_text("X = 2\n")
+    assert "is not the file that the run of org/New-7B passed with" in str(passed.doubt(path))
+    assert "failed" in str(entry.model_copy(update={"status": "failed"}).doubt(path))
 
 
 def test_an_empty_list_in_brackets_is_opened() -> None:

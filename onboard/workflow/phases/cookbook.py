@@ -40,9 +40,9 @@ class Cookbook(Phase):
     def run(self, context: RunContext) -> PhaseResult:
         """Render the template, validate the notebook and write it."""
         path = notebook_path(context)
-        context.files.write(path, notebook_text(render(TEMPLATE, context.root, **template_values(context))))
+        written = context.files.put(path, notebook_text(render(TEMPLATE, context.root, **template_values(context))))
         place = context.relative(path)
-        return PhaseResult(artifacts={"cookbook": place}, summary=place)
+        return PhaseResult({"cookbook": place}, place if written else context.kept(path, self.name))
 
 
 def notebook_path(context: RunContext) -> Path:

@@ -14,6 +14,7 @@ from onboard.hub import has_weights
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.remote import client as remote
 from onboard.workflow.size import ModelSize, build_on_meta, estimate_size, module_counts
+from onboard.workflow.vocabulary import check_vocabulary
 from onboard.workflow.weights import check_fit, check_weights, stored_tensors
 
 ARTIFACT = "gather.json"
@@ -35,6 +36,7 @@ class Gather(Phase):
             "device": options.device,
             "dtype": options.dtype,
             "trust_remote_code": options.trust_remote_code,
+            "weights": options.weights,
         }
 
     def run(self, context: RunContext) -> PhaseResult:
@@ -48,6 +50,7 @@ class Gather(Phase):
         refuse_quantised(config, folder, tensors)
         counts, notes = _measure_own_code(context) if remote_code else _measure(folder, tensors)
         size = estimate_size(context.source, context.options.dtype, counts)
+        notes += check_vocabulary(folder, config, generates=context.options.weights)
         memory = check_memory(size, context)
         weights = _gather_weights(context, folder)
         facts = _facts(context, config, folder, size) | {
@@ -130,9 +133,9 @@ def _auto_map(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_memory(size: ModelSize, context: RunContext) -> str:
-    """Say whether the weights fit; raise `ConsentRequiredError` when they exceed the device's whole memory.
+    """Say whether the weights fit; raise `ConsentRequiredError` when they exceed the memory of the device of a run.
 
-    With --yes that is only said.
+    With --yes that is only said, and so it is when no phase of this run needs the weights.
     """
     memory = device_memory(context.options.device)
     if context.options.device == "cuda" and not memory.gpus:
@@ -141,6 +144,8 @@ def check_memory(size: ModelSize, context: RunContext) -> str:
         return f"fits in {memory}"
     if context.options.yes:
         return f"exceeds {memory}, accepted with --yes"
+    if not context.options.weights:
+        return f"exceeds {memory}, which only a run needs"
     raise ConsentRequiredError(
         f"This model requires ~{gigabytes(size.bytes)} GB but the system only has {memory}. "
         "Onboarding is likely to fail at the run phase",

@@ -34,12 +34,18 @@ class Generate(Phase):
         """Generate, prove, write; a file that does not prove is not written."""
         text, worst = _of_own_code(context) if context.spec.repository else _of_transformers(context)
         path = context.root / "models" / f"modeling_{context.spec.family}.py"
-        kept = context.files.exists(path) and same_but_revision(context.files.read(path), text)
-        if not kept:
+        artifacts = {"model_file": context.relative(path)}
+        if context.files.exists(path) and same_but_revision(context.files.read(path), text):
+            context.files.claim(path)
+            found = "was there already"
+        elif context.files.is_users(path) and not context.files.replacing:
+            _prove_users(path, context)
+            return PhaseResult(artifacts, f"{context.kept(path, self.name)}; it is proven for this model")
+        else:
             _prove_for_relatives(path, text, context)
-            context.files.write(path, text)
-        found = "was there already" if kept else f"{len(text.splitlines())} lines"
-        return PhaseResult({"model_file": context.relative(path)}, f"{found}, largest error of a block {worst:.1e}")
+            context.files.put(path, text)
+            found = f"{len(text.splitlines())} lines"
+        return PhaseResult(artifacts, f"{found}, largest error of a block {worst:.1e}")
 
 
 def _of_transformers(context: RunContext) -> tuple[str, float]:
@@ -61,6 +67,15 @@ def _of_own_code(context: RunContext) -> tuple[str, float]:
 def same_but_revision(first: str, second: str) -> bool:
     """Tell whether two model files differ at most in the checkpoint's revision, which each model has its own of."""
     return _REVISION.sub("", first, count=1) == _REVISION.sub("", second, count=1)
+
+
+def _prove_users(path: Path, context: RunContext) -> None:
+    """Prove a file that a user wrote or changed; raise `OnboardError` when it does not serve the run's model."""
+    if error := _refusal(context.files.read(path), context.spec, context):
+        raise OnboardError(
+            f"{context.relative(path)} is not as onboard wrote it, and does not serve the model: {error.message}",
+            hint="Mend it, or let --from generate show the diff and replace it (the old file is kept beside it)",
+        ) from error
 
 
 def _prove_for_relatives(path: Path, text: str, context: RunContext) -> None:

@@ -10,6 +10,7 @@ from onboard import registry
 from onboard.analysis.spec import ModelSpec
 from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
+from onboard.graph.quantised import describe_config
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.phases.run import ARTIFACT as RUN
@@ -17,6 +18,7 @@ from onboard.workflow.tables import cell, upsert_footnote, upsert_row
 
 MODELS, FEATURES = "## Models", "## Features"
 UNTESTED = "Untested"
+FAILED = "failed on "
 NOT_JUDGED = ", text not judged"
 SHOWN_TRAITS = (
     "attention",
@@ -38,7 +40,7 @@ class Matrix(Phase):
     """Adds or updates the model's rows in `registry/supported_models.md`."""
 
     name = "matrix"
-    shared: ClassVar[frozenset[str]] = frozenset({"matrix"})
+    merged: ClassVar[frozenset[str]] = frozenset({"matrix"})
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on what the rows say."""
@@ -60,13 +62,18 @@ def updated_matrix(text: str, context: RunContext) -> str:
     return update_matrix(text, context.spec, context.read_json(REGISTRATION), context.read_json(RUN))
 
 
-def update_matrix(text: str, spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any] | None) -> str:
+def update_matrix(
+    text: str, spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any] | None, *, failed: str = ""
+) -> str:
     """Return a support matrix with the model's rows and footnote in it; the rest stays as it is.
 
-    Without a `run` the rows say what the model is, and that nobody has tried it.
+    Without a `run` the rows say what the model is, and that nobody has tried it, or the date on which its run `failed`.
     """
+    row = model_row(spec, registration, run)
+    if failed:
+        row[4] = f"{FAILED}{failed}"
     try:
-        text = upsert_row(text, MODELS, model_row(spec, registration, run), 2, merge_model_rows)
+        text = upsert_row(text, MODELS, row, 2, merge_model_rows)
         text = upsert_row(text, FEATURES, feature_row(spec, registration, run), 1, merge_feature_rows)
     except ValueError as error:
         raise OnboardError(
@@ -99,15 +106,22 @@ def model_row(spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any]
         cell(registration["name"]),
         cell(spec.family),
         cell(", ".join(features(spec))),
-        cell(verified_on(run) if run else UNTESTED),
+        cell(verified_on(run) if run else _without_run(spec)),
         f"[^{registration['config_id']}]",
     ]
+
+
+def _without_run(spec: ModelSpec) -> str:
+    """Return why nobody has tried a model: nobody did, or its released weights cannot be read."""
+    found = describe_config(spec.config)
+    return UNTESTED if found is None else f"Not supported yet: released quantised ({found})"
 
 
 def merge_model_rows(old: list[str], new: list[str]) -> list[str]:
     """Keep what earlier runs verified; the rest is as the newest run says."""
     verified = {part for row in (old, new) for part in row[4].split("; ") if part not in ("", UNTESTED)}
     verified -= {f"{part}{NOT_JUDGED}" for part in verified}
+    verified -= {part for part in verified if part.startswith(FAILED) and part != new[4]}
     return [*new[:4], "; ".join(sorted(verified)) or UNTESTED, new[5]]
 
 
@@ -143,7 +157,7 @@ def feature_row(spec: ModelSpec, registration: dict[str, Any], run: dict[str, An
         UNTESTED,
         _sliding_window(spec, full),
         "No",
-        UNTESTED if "quantization_config" in spec.config else "N/A",
+        "N/A" if describe_config(spec.config) is None else "No",
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from onboard.codegen.render import render
 from onboard.content import content_path
 from onboard.git import BranchUpdate, Checkout, branch_name
-from onboard.registry import HEADER, RegistryEntry, insert_entry
+from onboard.registry import HEADER, RegistryEntry, insert_entry, load_entries, set_fields
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.cookbook import notebook_path
 from onboard.workflow.phases.matrix import empty_matrix, updated_matrix
@@ -16,6 +16,8 @@ from onboard.workflow.phases.run import ARTIFACT as RUN
 from onboard.workflow.report_view import limitations, review_text, short_count
 
 TEMPLATE = "pull_request/pull_request.md.j2"
+VERDICT = {"status", "tested", "model_file"}
+"""Fields of an entry that tell what came of its run."""
 REGISTRY, MATRIX = "registry/models.yaml", "registry/supported_models.md"
 
 
@@ -50,8 +52,11 @@ def commit_branch(context: RunContext, checkout: Checkout) -> BranchUpdate:
     registration = context.read_json(REGISTRATION)
     branch = branch_name(registration["config_id"])
     entry = RegistryEntry.model_validate(registration["entry"])
+    entry = next((known for known in load_entries(context.root) if known.name == entry.name), entry)
     files = {path: context.files.read(context.root / path) for path in own_files(context)}
-    files[REGISTRY] = insert_entry(checkout.read(REGISTRY, branch) or HEADER, entry)
+    verdict = {key: str(value) for key, value in entry.model_dump(include=VERDICT, exclude_defaults=True).items()}
+    entries = insert_entry(checkout.read(REGISTRY, branch) or HEADER, entry)
+    files[REGISTRY] = set_fields(entries, entry.name, verdict)
     files[MATRIX] = updated_matrix(checkout.read(MATRIX, branch) or empty_matrix(), context)
     subject = f"Onboard {' '.join(registration['name'].split())}"
     body = f"Model file of {context.spec.architecture}, its equivalence tests, registry entry and cookbook."

@@ -1,4 +1,7 @@
-"""register: give the model an entry in the registry and a standalone config that a run needs nothing else than."""
+"""register: give the model an entry in the registry and a standalone config that a run needs nothing else than.
+
+A new entry is pending until the model's run has ended (`onboard.workflow.verdict`).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class Register(Phase):
 
     name = "register"
     editable: ClassVar[frozenset[str]] = frozenset({"config"})
-    shared: ClassVar[frozenset[str]] = frozenset({"registry"})
+    merged: ClassVar[frozenset[str]] = frozenset({"registry"})
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on what the config is made from."""
@@ -45,7 +48,8 @@ class Register(Phase):
             text = standalone_text(context.model, context.options.dtype, spec, context.root)
             record: dict[str, Any] = {"name": name, "config_id": config_id, "architecture": spec.architecture}
             record |= _write_config(context, config_id, text)
-            entry = RegistryEntry(name=name, config_id=config_id, yaml_extra=[*composition, f"{config_id}.yaml"])
+            files = [*composition, f"{config_id}.yaml"]
+            entry = RegistryEntry(name=name, config_id=config_id, yaml_extra=files, status="pending")
             record |= _write_entry(context, entry)
         record["family"] = family_members(context, record)
         path = context.write_json(ARTIFACT, record)
@@ -97,17 +101,12 @@ def family_members(context: RunContext, record: dict[str, Any]) -> list[str]:
 
 
 def _write_config(context: RunContext, config_id: str, text: str) -> dict[str, Any]:
-    """Write the standalone config.
-
-    One that is there before this phase ever ran here came with the root, from a checkout for example, and is kept. One
-    that was edited later does not get here unasked: the engine sees to that.
-    """
+    """Write the standalone config, unless it is a user's or came with the root: that is kept, if it is valid."""
     path = registry.config_path(context.root, config_id)
-    if path.exists() and path.read_text(encoding="utf-8") != text and not context.artifact(ARTIFACT).exists():
+    written = context.files.put(path, text)
+    if not written:
         registry.load_standalone(path)
-        return {"config": context.relative(path), "config_status": "kept as it was"}
-    context.files.write(path, text)
-    return {"config": context.relative(path), "config_status": "written"}
+    return {"config": context.relative(path), "config_status": "written" if written else "kept as it was"}
 
 
 def _write_entry(context: RunContext, entry: RegistryEntry) -> dict[str, Any]:
@@ -116,4 +115,4 @@ def _write_entry(context: RunContext, entry: RegistryEntry) -> dict[str, Any]:
     new = registry.insert_entry(old, entry)
     context.files.write(path, new)
     registered = next(e for e in registry.parse_entries(new) if e.name == entry.name)
-    return {"entry": registered.model_dump(), "entry_status": "added" if new != old else "already there"}
+    return {"entry": registered.model_dump(mode="json"), "entry_status": "added" if new != old else "already there"}

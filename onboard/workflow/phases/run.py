@@ -19,6 +19,7 @@ from onboard.errors import OnboardError
 from onboard.workflow.checkpoint import layer_kinds
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
+from onboard.workflow.verdict import recorded
 
 ARTIFACT = "run.json"
 MAX_REDUCED_LAYERS = 8
@@ -42,6 +43,7 @@ class Run(Phase):
             **({"strict": True} if context.options.strict else {}),
         }
 
+    @recorded
     def run(self, context: RunContext) -> PhaseResult:
         """Run both and archive the log; raise `OnboardError` with the log's place on failure."""
         if context.options.dry_run:

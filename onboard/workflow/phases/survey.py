@@ -34,7 +34,7 @@ class Survey(Phase):
         registered = registered_members(context.root, context.model)
         facts: dict[str, Any] = {
             "family": family,
-            "model_file": existing_model_file(context.root, family),
+            "model_file": _found(context, family),
             "registered": registered,
             "siblings": siblings,
             "missing": [name for name in siblings if name not in registered],
@@ -48,6 +48,12 @@ class Survey(Phase):
 def family_name(model_type: str) -> str:
     """Return the model type as the identifier that names the family's files."""
     return re.sub(r"\W", "_", model_type).lower()
+
+
+def _found(context: RunContext, family: str) -> dict[str, Any] | None:
+    """Return where the model file is, and whether it is a user's."""
+    found = existing_model_file(context.root, family)
+    return found and {**found, "users": context.files.is_users(context.root / found["path"])}
 
 
 def existing_model_file(root: Path, family: str) -> dict[str, str] | None:
@@ -93,5 +99,7 @@ def plan(facts: dict[str, Any]) -> str:
     target = f"models/modeling_{facts['family']}.py"
     found = facts["model_file"]
     action = f"check {target} against it ({found['where']})" if found else f"write {target}"
+    if found and found["users"]:
+        action += "; no run here wrote it as it is, so it is kept where it differs"
     members = f"; {len(facts['missing'])} more sizes of the family could follow" if facts["missing"] else ""
     return f"{action}{members}"

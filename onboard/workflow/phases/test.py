@@ -41,7 +41,7 @@ class TestPhase(Phase):
     def run(self, context: RunContext) -> PhaseResult:
         """Write and run the tests; the first that fails, bottom-up, is the error."""
         test_file = test_path(context)
-        context.files.write(context.root / test_file, _text(context))
+        written = context.files.put(context.root / test_file, _text(context))
         own_code = context.spec.repository is not None
         local = partial(run_pytest, run_module=context.run_module)
         with _runnable_root(context) as root:
@@ -58,7 +58,8 @@ class TestPhase(Phase):
             "test_file": str(test_file),
             "tests": str(context.artifact("tests.json").relative_to(context.root)),
         }
-        return PhaseResult(artifacts, _summary(tests))
+        kept = [] if written else [context.kept(context.root / test_file, self.name)]
+        return PhaseResult(artifacts, "; ".join([_summary(tests), *kept]))
 
 
 def _text(context: RunContext) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,17 @@ from hub_server import HubServer, Repository
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from onboard.analysis.spec import ModelSpec
+from onboard.cli.progress import PlainObserver
 from onboard.codegen import model_file
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.hub import LocalSource
 from onboard.workflow import size
-from onboard.workflow.engine import load_phase, open_run
+from onboard.workflow.engine import Engine, load_phase, open_run
 from onboard.workflow.outcome import PhaseOutcome
 from onboard.workflow.phase import RunContext, RunOptions
 from onboard.workflow.phases import gather, survey
 from onboard.workflow.phases.generate import same_but_revision
+from onboard.workflow.vocabulary import check_vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +130,9 @@ def test_survey_finds_what_is_there(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "registry" / "models.yaml").write_text(f"models:\n{entries}")
     run(run_context, "survey")
     facts = run_context.read_json("survey.json")
-    assert facts["model_file"] == {"path": "models/modeling_llama.py", "where": "root"}
+    assert facts["model_file"] == {"path": "models/modeling_llama.py", "where": "root", "users": True}
     assert facts["registered"] == ["a/tiny-7B"]
-    assert facts["plan"] == "check models/modeling_llama.py against it (root)"
+    assert facts["plan"].startswith("check models/modeling_llama.py against it (root); no run here wrote it")
     absent = survey.existing_model_file(tmp_path, "nonesuch")
     new = {"family": "nonesuch", "model_file": absent, "missing": ["b/nonesuch-1B", "b/nonesuch-7B"]}
     assert survey.plan(new) == "write models/modeling_nonesuch.py; 2 more sizes of the family could follow"
@@ -185,6 +188,7 @@ def test_a_file_that_a_relative_needs_otherwise_is_not_replaced(
     path = tmp_path / "models" / "modeling_llama.py"
     kept = path.read_text() + "# the relative's file\n"
     path.write_text(kept)
+    run_context.files.claim(path)  # as the relative's own run does
     generate_model_file = model_file.generate_model_file
     monkeypatch.setattr(
         model_file,
@@ -195,8 +199,51 @@ def test_a_file_that_a_relative_needs_otherwise_is_not_replaced(
         run(run_context, "generate")
     assert path.read_text() == kept
     path.write_text("of no use to either\n")
+    run_context.files.claim(path)
     run(run_context, "generate")
     assert "bias=False" in path.read_text()
+
+
+def test_a_users_model_file_is_kept_proven_and_only_replaced_when_asked(checkpoint: Path, tmp_path: Path) -> None:
+    """One that no run wrote, one that does not serve the model, and one that was edited after it was generated."""
+
+    def generate(from_: str | None = None) -> PhaseOutcome:
+        self = context(checkpoint, tmp_path)
+        phases = [load_phase(name) for name in ("gather", "survey", "analyze", "generate")]
+        outcome = Engine(phases, PlainObserver()).run(self, from_=from_)
+        assert len(outcome.phases) == 4, outcome.phases[-1].error
+        return outcome.phases[-1]
+
+    text = model_file.generate_model_file(first_spec(checkpoint, tmp_path / "elsewhere"))
+    path = tmp_path / "models" / "modeling_llama.py"
+    path.parent.mkdir()
+    mine = f"{text}# mine\n"
+    path.write_text(mine)
+    first = generate()
+    assert first.status == "done"
+    assert first.summary.startswith("kept models/modeling_llama.py, which is not as onboard wrote it (--from generate")
+    assert "kept where it differs" in json.loads((tmp_path / ".onboard/tiny/survey.json").read_text())["plan"]
+    again = generate()
+    assert (again.status, path.read_text()) == ("skipped", mine)
+    assert "kept models/modeling_llama.py" in again.summary
+    path.write_text(mine.replace("torch_rmsnorm(", "torch_rmsnorm(0.5 * "))
+    wrong = generate()
+    assert (wrong.status, "does not serve the model" in wrong.error) == ("failed", True)
+    path.write_text(mine)
+    assert generate().status == "done"
+    assert generate("generate").status == "done"
+    assert same_but_revision(path.read_text(), text)
+    [backup] = path.parent.glob("*.bak-*")
+    assert backup.read_text() == mine
+    assert generate().summary == "unchanged"
+    path.write_text(f"{path.read_text()}# edited\n")
+    assert "kept models/modeling_llama.py" in generate().summary
+
+
+def first_spec(checkpoint: Path, root: Path) -> ModelSpec:
+    run_context = context(checkpoint, root)
+    run(run_context, "gather", "analyze")
+    return run_context.spec
 
 
 def test_same_but_revision() -> None:
@@ -267,3 +314,18 @@ def test_non_finite_weights_are_named(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(OnboardError, match="the weight bad of .* holds NaN"):
         check_weights(tmp_path)
     check_weights(checkpoint)
+
+
+def test_token_ids_that_the_model_lacks_are_said(checkpoint: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "tiny"))
+    config = json.loads((folder / "config.json").read_text())
+    assert check_vocabulary(folder, config, generates=True) == []
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 97], "pad_token_id": 99, "bos_token_id": -1}')
+    facts = check_vocabulary(folder, config | {"vocab_size": 40}, generates=True)
+    assert facts[:2] == [f"{name} is outside the vocabulary of 40" for name in ("eos_token_id 97", "pad_token_id 99")]
+    assert facts[2].startswith("the tokenizer has ids up to 6")
+    assert len(facts) == 3
+    (folder / "tokenizer.json").write_text("{")
+    assert "does not load" in check_vocabulary(folder, config, generates=False)[0]
+    with pytest.raises(OnboardError, match="does not load"):
+        check_vocabulary(folder, config, generates=True)

@@ -1,15 +1,23 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 from pathlib import Path
 
 import pytest
+from checkpoints import save_checkpoint
 
 from onboard import registry
-from onboard.errors import UsageError
+from onboard.errors import OnboardError, UsageError
+from onboard.runtime.llm import LLM
+from onboard.workflow.phase import PhaseResult, RunContext
+from onboard.workflow.phases.matrix import matrix_path
 from onboard.workflow.phases.register import Register
+from onboard.workflow.verdict import _record, recorded
 
 from .conftest import ContextFactory, make_context
+
+MODELS = Path(__file__).parents[1] / "runtime" / "models"
 
 
 def test_a_model_gets_an_entry_and_a_config_that_agree(context_for: ContextFactory) -> None:
@@ -22,6 +30,73 @@ def test_a_model_gets_an_entry_and_a_config_that_agree(context_for: ContextFacto
     assert config == registry.compose_config(entry.yaml_extra, context.root)
     assert (config.model, config.dtype, config.world_size) == ("org/Tiny-Llama", "auto", 2)
     assert config.max_seq_len == 96, "bounded by the positions of the model"
+
+
+class _Trial:
+    """A phase whose run ends as it is told."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+    @recorded
+    def run(self, context: RunContext) -> PhaseResult:
+        assert _entry(context).status == "pending"
+        if self.error is not None:
+            raise self.error
+        return PhaseResult()
+
+
+def _entry(context: RunContext) -> registry.RegistryEntry:
+    return registry.load_entries(context.root)[0]
+
+
+def test_an_entry_says_what_came_of_the_run(context_for: ContextFactory) -> None:
+    context = context_for("org/tiny")
+    Register().run(context)
+    assert _entry(context).status == "pending"
+    path = context.root / "models" / "modeling_llama.py"
+    path.parent.mkdir()
+    path.write_text("LLAMA = 1\n")
+    _Trial(None).run(context)
+    passed = _entry(context)
+    assert (passed.status, passed.model_file) == ("passed", registry.digest(path))
+    assert passed.tested is not None
+    Register().run(context)
+    assert _entry(context) == passed, "registering again leaves the verdict"
+    with pytest.raises(OnboardError):
+        _Trial(OnboardError("bad text")).run(context)
+    assert _entry(context).status == "failed"
+    assert "| failed on 2" in matrix_path(context.root).read_text()
+    with pytest.raises(KeyboardInterrupt):
+        _Trial(KeyboardInterrupt()).run(context)
+    assert _entry(context).status == "pending", "an interrupted run tells nothing"
+    context.options.dry_run = True
+    registry.models_path(context.root).unlink()
+    with pytest.raises(IndexError):
+        _Trial(None).run(context)
+    assert not registry.models_path(context.root).exists()
+
+
+def test_a_removed_entry_stays_removed(context_for: ContextFactory) -> None:
+    context = context_for("org/tiny")
+    Register().run(context)
+    registry.models_path(context.root).write_text(registry.HEADER)
+    _record(context, "passed")
+    assert registry.models_path(context.root).read_text() == registry.HEADER
+
+
+def test_a_model_that_has_not_passed_is_not_served_silently(tmp_path: Path) -> None:
+    checkpoint, root = save_checkpoint(tmp_path / "tiny"), tmp_path / "root"
+    shutil.copytree(MODELS, root / "models")
+    Register().run(make_context(root, str(checkpoint)))
+    doubt = "no run of tiny has passed (its registry entry is pending)"
+    with pytest.raises(OnboardError) as error:
+        LLM(checkpoint, root=root, device="cpu", strict=True)
+    assert error.value.message == doubt
+    assert doubt in LLM(checkpoint, root=root, device="cpu").engine.facts
+    path = registry.models_path(root)
+    path.write_text(registry.set_fields(path.read_text(), "tiny", {"status": "passed"}))
+    assert not [fact for fact in LLM(checkpoint, root=root, device="cpu", strict=True).engine.facts if "run of" in fact]
 
 
 def test_a_second_run_changes_nothing(context_for: ContextFactory) -> None:

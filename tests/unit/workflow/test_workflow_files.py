@@ -9,6 +9,7 @@ import pytest
 from onboard.errors import OnboardError
 from onboard.workflow.files import FileWriter, write_atomically
 from onboard.workflow.lock import check_writable, exclusive, slug
+from onboard.workflow.state import RunState, written_under
 
 
 def nothing() -> None:
@@ -134,3 +135,33 @@ def test_roots_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     with pytest.raises(OnboardError, match="cannot be written"):
         check_writable(tmp_path / "new" / "folder")
+
+
+def test_a_users_file_is_kept_and_replaced_only_when_asked(tmp_path: Path) -> None:
+    files = FileWriter(root=tmp_path)
+    path = tmp_path / "file.py"
+    assert files.put(path, "ours\n")
+    assert files.put(path, "ours too\n")
+    path.write_text("theirs\n")
+    assert not files.put(path, "ours again\n")
+    assert path.read_text() == "theirs\n"
+    files.replacing = True
+    assert files.put(path, "ours again\n")
+    [replaced] = files.replaced
+    assert (path.read_text(), replaced.backup.read_text()) == ("ours again\n", "theirs\n")
+    assert "-theirs" in replaced.diff
+    assert "+ours again" in replaced.diff
+    assert files.written.keys() == {"file.py"}
+
+
+def test_a_file_that_another_models_run_left_is_no_users(tmp_path: Path) -> None:
+    path = tmp_path / "file.py"
+    first = FileWriter(root=tmp_path)
+    first.put(path, "shared\n")
+    state = RunState(model="first", written=first.written)
+    (tmp_path / "work" / "first").mkdir(parents=True)
+    (tmp_path / "work" / "first" / "state.json").write_text(state.text())
+    stranger = FileWriter(root=tmp_path)
+    assert not stranger.put(path, "other\n")
+    relative = FileWriter(root=tmp_path, written_by_others=lambda: written_under(tmp_path / "work"))
+    assert relative.put(path, "other\n")
