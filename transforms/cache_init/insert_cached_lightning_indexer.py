@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.cache import CacheResource, KVPagedResource
-from onboard.graph.context import TransformContext
-from onboard.graph.descriptor import CachedOpDescriptor, source_nodes, tensor_argument
+from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
 from onboard.graph.fx import arguments
 from onboard.graph.insert_cached import InsertCached
 from onboard.graph.sequence import METADATA_NAMES
-from onboard.graph.transform import TransformInfo, register_transform
+from onboard.graph.transform import register_transform
 from onboard.ops.indexer import tie_note
 
 
@@ -25,6 +24,11 @@ class LightningIndexerDescriptor(CachedOpDescriptor):
     cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_lightning_indexer"}
     num_tensors = 3
     metadata = METADATA_NAMES
+
+    def note(self, node: fx.Node) -> str:
+        """Scores of few heads tie, and then transformers' choice is not one to compare with."""
+        heads, dim = tensor_argument(node, 0).meta["val"].shape[2:]
+        return tie_note(int(heads), int(dim), int(arguments(node)["top_k"]))
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return one cache: the key of a token, in its own dtype, since what is chosen hangs on small differences."""
@@ -39,19 +43,6 @@ class LightningIndexerDescriptor(CachedOpDescriptor):
 
 @register_transform("insert_cached_lightning_indexer")
 class InsertCachedLightningIndexer(InsertCached):
-    """The indexer's key of each token in pages of the cache; that its scores are such as tie is a fact."""
+    """The indexer's key of each token in pages of the cache."""
 
     descriptor = LightningIndexerDescriptor()
-
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
-        """Replace the nodes; scores of few heads tie, and then transformers' choice is not one to compare with."""
-        assert isinstance(gm, fx.GraphModule)
-        for sizes in dict.fromkeys(_sizes(node) for node in source_nodes(gm, self.descriptor)):
-            context.facts.extend([note] if (note := tie_note(*sizes)) else [])
-        return super().apply(gm, context)
-
-
-def _sizes(node: fx.Node) -> tuple[int, int, int]:
-    """Return an indexer's heads, their size and how many keys it chooses."""
-    query = tensor_argument(node, 0).meta["val"]
-    return int(query.shape[2]), int(query.shape[3]), int(arguments(node)["top_k"])

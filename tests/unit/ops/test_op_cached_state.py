@@ -372,7 +372,7 @@ def test_pages_may_have_another_dtype(name: str) -> None:
     _check(MECHANISMS[name](), torch.float32, 1e-4)
 
 
-@pytest.mark.parametrize("name", ["indexed mla", "indexed mla with a window", "dynamic mask"])
+@pytest.mark.parametrize("name", ["indexed mla", "indexed mla with a window", "dynamic mask", "attention to blocks"])
 def test_equals_are_chosen_alike_in_prompts_chunks_and_batches(name: str) -> None:
     """Small integers make exact scores, most of which tie."""
     _check(MECHANISMS[name](), torch.float64, 1e-9, lambda *shape: torch.randint(-1, 2, shape).double())
