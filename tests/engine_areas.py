@@ -45,7 +45,8 @@ CHOICES = {
 """Functions that choose between two ways to the same result: a mistake in the choice costs time only."""
 
 _ATTENTION = ("attention", "cached_attention", "block_attention", "mla", "cached_mla", "sparse", "cached_sparse",
-              "indexer", "cached_indexer", "relative_attention", "dynamic_mask")  # fmt: skip
+              "indexer", "cached_indexer", "block_indexer", "sparse_attention", "relative_attention",
+              "dynamic_mask")  # fmt: skip
 _RECURRENCES = ("causal_conv", "cached_causal_conv", "ssm", "cached_ssm", "delta_rule", "cached_delta_rule", "kda",
                 "lightning", "linear_recurrence", "mlstm", "token_shift", "wkv", "state")  # fmt: skip
 _LAYERS = ("activation", "norm", "wide_norm", "rope", "linear", "moe", "router", "fused_moe", "fused",

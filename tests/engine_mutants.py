@@ -43,7 +43,9 @@ from mutants import OPERATORS as OF_MODELS  # noqa: E402
 from mutants import Edit, Mutation  # noqa: E402
 
 _PROMISES = {"hint", "is_clean", "has_valid_shapes", "summary"}
-_SYMMETRIC = re.compile(r"(min|max|minimum|maximum|logical_and|logical_or|isinstance|zip|getattr|hasattr|cast)$")
+_SYMMETRIC = re.compile(
+    r"(min|max|minimum|maximum|logical_and|logical_or|promote_types|isinstance|zip|getattr|hasattr|cast)$"
+)
 _WIDER = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "amin": "amax", "amax": "amin"}
 _DROPPED = {"masked_fill", "clamp", "clamp_min", "clamp_max", "to", "float", "double", "long", "transpose", "unsqueeze"}
 _NO_LOAD, _PASSED, _FAILED = 90, 0, 1
