@@ -37,11 +37,13 @@ from onboard.analysis.tiny import (
     one_line,
     prompts,
 )
+from onboard.analysis.tiny_mixers import indexer_sizes
 from onboard.analysis.traits import traits
 from onboard.errors import OnboardError
 from onboard.graph.architecture import text_config
 from onboard.graph.expert_weights import separate_experts
 from onboard.graph.reference import build_reference, missing_towers
+from onboard.ops.indexer import tie_note
 
 _COUNTED = Trait(value="counted", evidence="probe: position_ids do not change the logits")
 SAME = 1e-5
@@ -433,4 +435,6 @@ def _tricky(config: PretrainedConfig, recording: Recording) -> list[str]:
         notes.append("sliding windows: test with prompts longer than the window")
     if "longrope" in str(getattr(config, "rope_parameters", None)):
         notes.append("longrope: frequencies switch for the whole batch when one position passes the original context")
+    if (sizes := indexer_sizes(config)) and (note := tie_note(*sizes)):
+        notes.append(note)
     return notes

@@ -40,6 +40,13 @@ def shrink_mixers(values: dict[str, Any], full: Mapping[str, Any]) -> None:
         values["lru_width"] = values["hidden_size"]
 
 
+def indexer_sizes(config: Any) -> tuple[int, int, int] | None:
+    """Return a config's heads of the indexer, their size and how many keys it chooses; None: it has no indexer."""
+    names = ("index_n_heads", "index_head_dim", "index_topk")
+    heads, dim, top_k = (getattr(config, name, None) for name in names)
+    return (heads, dim, top_k) if heads and dim and top_k else None
+
+
 def attends_in_blocks(values: Mapping[str, Any]) -> bool:
     """Whether linear attention goes block by block: its heads forget at constant rates, less the deeper the layer."""
     return values.get("block_size") is not None and "linear_attention" in (values.get("layer_types") or ())

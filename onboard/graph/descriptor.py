@@ -58,6 +58,10 @@ class CachedOpDescriptor(ABC):
     def check(self, node: fx.Node) -> None:  # noqa: B027  (most mechanisms can do everything)
         """Raise `OnboardError` when the node asks for something that its cached form cannot do."""
 
+    def note(self, node: fx.Node) -> str:
+        """Return what a user of the run has to know of a node, "" for nothing: it becomes a fact."""
+        return ""
+
     def prepare(self, gm: fx.GraphModule, node: fx.Node) -> fx.Node:
         """Bring a source node into the form that the cached operator takes; return the node that now stands for it."""
         return node

@@ -35,6 +35,8 @@ class InsertCached(BaseTransform[InsertCachedConfig]):
         nodes = source_nodes(gm, self.descriptor)
         for node in nodes:
             self.descriptor.check(node)
+        notes = dict.fromkeys(self.descriptor.note(node) for node in nodes)
+        context.facts.extend(note for note in notes if note)
         if context.cache is None:
             context.cache = make_interface(context)
         for node in nodes:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onboard.ops.cached_attention import read_sequence, write_tokens
-from onboard.ops.indexer import index_scores
+from onboard.ops.indexer import best_first, index_scores
 from onboard.ops.library import register_op
 
 
@@ -56,8 +56,8 @@ def torch_block_indexer(
         expand: give the tokens of the chosen blocks, and those of the query's own block if it has not ended.
 
     Returns:
-        [batch, sequence, top_k] int64, numbers of blocks, the best first; expanded: [batch, sequence, top_k *
-        block_size + block_size - 1], positions of tokens. -1 where there are fewer.
+        [batch, sequence, top_k] int64, numbers of blocks, the best first and of equals the first; expanded: [batch,
+        sequence, top_k * block_size + block_size - 1], positions of tokens. -1 where there are fewer.
     """
     positions = torch.arange(query.shape[1], device=query.device)
     return _chosen(query, key[:, block_size - 1 :: block_size], weights, positions, top_k, block_size, scale, expand)
@@ -78,8 +78,9 @@ def _chosen(
     scores = index_scores(query, keys, ones, scale)
     ended = ((positions + 1) // block_size).unsqueeze(-1)
     open_blocks = torch.arange(keys.shape[1], device=query.device) >= ended
-    found = scores.masked_fill(open_blocks, -torch.inf).topk(min(top_k, keys.shape[1]), dim=-1)
-    blocks = found.indices.masked_fill(found.values == -torch.inf, -1)
+    seen = scores.masked_fill(open_blocks, -torch.inf)
+    best = best_first(seen, min(top_k, keys.shape[1]))
+    blocks = best.masked_fill(seen.gather(-1, best) == -torch.inf, -1)
     blocks = F.pad(blocks, (0, top_k - blocks.shape[-1]), value=-1)
     return _tokens(blocks, positions.unsqueeze(-1), block_size) if expand else blocks
 
@@ -144,7 +145,7 @@ def torch_cached_block_indexer(
     sequences, _, longest_query, longest_kv, *_ = batch_info_host.tolist()
     settings = (top_k, block_size, scale, expand)
     if longest_query == 1:
-        ends = torch.arange(block_size - 1, longest_kv, block_size, device=query.device)
+        ends = torch.arange(longest_kv // block_size, device=query.device) * block_size + block_size - 1
         pages = block_table.long()[:, ends // index_cache.shape[2]]
         stored = index_cache[pages, 0, ends % index_cache.shape[2]].to(query.dtype)  # [sequences, blocks, dim]
         last = (kv_lens - 1).long().unsqueeze(1)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onboard.ops.cached_attention import read_sequence, write_tokens
-from onboard.ops.indexer import index_scores
+from onboard.ops.indexer import best_first, index_scores
 from onboard.ops.library import register_op
 
 
@@ -43,7 +43,8 @@ def torch_cached_lightning_indexer(
         scale: factor of the products.
 
     Returns:
-        [1, tokens, top_k] int64, positions within each token's sequence; -1 where there are fewer keys.
+        [1, tokens, top_k] int64, positions within each token's sequence, the best first and of equals the first;
+        -1 where there are fewer keys.
     """
     write_tokens(index_cache, key[0].unsqueeze(1), slot_mapping)
     sequences, _, longest_query, longest_kv, *_ = batch_info_host.tolist()
@@ -66,6 +67,7 @@ def torch_cached_lightning_indexer(
 def _best(scores: Tensor, last: Tensor, top_k: int) -> Tensor:
     """Return the ids of the highest scores among keys up to `last`, [batch, queries, top_k], -1 behind them."""
     later = torch.arange(scores.shape[-1], device=scores.device) > last
-    found = scores.masked_fill(later, -torch.inf).topk(min(top_k, scores.shape[-1]), dim=-1)
-    ids = found.indices.masked_fill(found.values == -torch.inf, -1)
+    seen = scores.masked_fill(later, -torch.inf)
+    best = best_first(seen, min(top_k, scores.shape[-1]))
+    ids = best.masked_fill(seen.gather(-1, best) == -torch.inf, -1)
     return F.pad(ids, (0, top_k - ids.shape[-1]), value=-1)

@@ -1,7 +1,7 @@
 """Attention to the keys that ask for it most, as it is and over a paged cache.
 
 Each key has a bias of its own, from its value; a query sees the `keep` keys of the largest bias among those before it,
-as in dynamic mask attention (Shi et al. 2025, arXiv:2508.02124). Which of several equal biases count is arbitrary.
+as in dynamic mask attention (Shi et al. 2025, arXiv:2508.02124). Of equal biases the first count.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from onboard.ops.attention import torch_attention
 from onboard.ops.cached_attention import only_seen, read_sequence, write_tokens
+from onboard.ops.indexer import best_first
 from onboard.ops.library import register_op
 
 
@@ -29,8 +30,8 @@ def kept_bias(key_bias: Tensor, last: Tensor, keep: int) -> Tensor:
     keys = key_bias.shape[1]
     later = torch.arange(keys, device=key_bias.device) > last
     bias = key_bias.transpose(1, 2).unsqueeze(2).masked_fill(later, -torch.inf)
-    best = bias.topk(min(keep, keys), dim=-1, sorted=False)
-    return torch.full_like(bias, -torch.inf).scatter(-1, best.indices, best.values)
+    best = best_first(bias, min(keep, keys))
+    return torch.full_like(bias, -torch.inf).scatter(-1, best, bias.gather(-1, best))
 
 
 @register_op(_fake, carries_state=True)

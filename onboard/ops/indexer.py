@@ -1,4 +1,8 @@
-"""The choice of keys for sparse attention: the lightning indexer (DeepSeek-V3.2, arXiv:2512.02556, section 2.1)."""
+"""The choice of keys for sparse attention: the lightning indexer (DeepSeek-V3.2, arXiv:2512.02556, section 2.1).
+
+A key that no head likes has a score of exactly zero, and with few heads there are many such keys. `torch.topk` takes
+any of equals, others in a prompt than in a decode step; here the first of equals count, in every op, batch and chunk.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,40 @@ def index_scores(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> T
     return torch.cat(parts, dim=1)
 
 
+def best_first(scores: Tensor, count: int) -> Tensor:
+    """Return the ids of the `count` highest scores along the last dimension, best first; of equals the lower id first.
+
+    `scores` [..., keys]; the result is [..., count] int64.
+    """
+    ranked = torch.sort(scores + 0.0, dim=-1, descending=True, stable=True)  # -0.0 + 0.0 is 0.0: zeros are equals
+    return ranked.indices[..., :count].contiguous()
+
+
+def share_of_ties(heads: int, dim: int, top_k: int) -> float:
+    """Return for how many random queries, as a share, equal scores decide which keys are the `top_k` best.
+
+    Queries, keys and weights are normal numbers, and prompts up to four times as long as `top_k`, which counts as 32 at
+    most: how many keys get a score of zero hangs on the number of heads alone.
+    """
+    draw = torch.Generator().manual_seed(0)
+    kept = min(top_k, 32)
+    shapes = ((2, 4 * kept, heads, dim), (2, 4 * kept, dim), (2, 4 * kept, heads))
+    scores = index_scores(*(torch.randn(shape, generator=draw) for shape in shapes), 1.0)
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    ranked = scores.masked_fill(later, -torch.inf).sort(dim=-1, descending=True).values[:, kept:]
+    return float((ranked[..., kept - 1] == ranked[..., kept]).double().mean())
+
+
+def tie_note(heads: int, dim: int, top_k: int) -> str:
+    """Say that an indexer's scores tie where its `top_k` best keys end, "" where they do not."""
+    if not (share := share_of_ties(heads, dim, top_k)):
+        return ""
+    return (
+        f"scores of the indexer tie for {share:.0%} of random queries ({heads} heads): transformers' own prefill and "
+        "decode choose differently among equals, here the first of them count"
+    )
+
+
 def _fake(query: Tensor, key: Tensor, weights: Tensor, top_k: int, *_: object, **__: object) -> Tensor:
     batch, length = query.shape[:2]
     chosen = torch.sym_min(top_k, length)  # type: ignore[no-untyped-call]
@@ -49,9 +87,9 @@ def torch_lightning_indexer(query: Tensor, key: Tensor, weights: Tensor, top_k: 
         scale: factor of the products.
 
     Returns:
-        [batch, sequence, min(top_k, sequence)] int64, the best first. A query that has fewer keys gets later ones
-        as well, behind its own, which attention has to leave out.
+        [batch, sequence, min(top_k, sequence)] int64, the best first, of equals the first. A query that has fewer keys
+        gets later ones as well, behind its own, which attention has to leave out.
     """
     scores = index_scores(query, key, weights, scale)
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    return scores.masked_fill(later, -torch.inf).topk(min(top_k, scores.shape[-1]), dim=-1).indices
+    return best_first(scores.masked_fill(later, -torch.inf), min(top_k, scores.shape[-1]))

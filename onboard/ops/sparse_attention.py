@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from onboard.ops.attention import torch_attention
-from onboard.ops.cached_attention import read_sequence, write_tokens
+from onboard.ops.cached_attention import only_seen, read_sequence, write_tokens
 from onboard.ops.library import register_op
 from onboard.ops.sparse import chosen_keys
 
@@ -56,8 +56,9 @@ def torch_cached_sparse_attention(
     write_tokens(v_cache, value[0], slot_mapping)
     sequences, _, longest_query, *_ = batch_info_host.tolist()
     if longest_query == 1:
-        keys, values = (_at(cache, block_table, indices[0]).to(query.dtype) for cache in (k_cache, v_cache))
         seen = (indices[0] >= 0) & (indices[0] < kv_lens.unsqueeze(1))
+        read = (_at(cache, block_table, indices[0]).to(query.dtype) for cache in (k_cache, v_cache))
+        keys, values = (only_seen(stored, seen) for stored in read)
         out = torch_attention(query[0].unsqueeze(1), keys, values, seen[:, None, None], 0.0, False, scale)
         return out.transpose(0, 1)
     out = query.new_zeros((*query.shape[:-1], value.shape[-1]))

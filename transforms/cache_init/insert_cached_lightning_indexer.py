@@ -14,6 +14,7 @@ from onboard.graph.fx import arguments
 from onboard.graph.insert_cached import InsertCached
 from onboard.graph.sequence import METADATA_NAMES
 from onboard.graph.transform import register_transform
+from onboard.ops.indexer import tie_note
 
 
 class LightningIndexerDescriptor(CachedOpDescriptor):
@@ -23,6 +24,11 @@ class LightningIndexerDescriptor(CachedOpDescriptor):
     cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_lightning_indexer"}
     num_tensors = 3
     metadata = METADATA_NAMES
+
+    def note(self, node: fx.Node) -> str:
+        """Scores of few heads tie, and then transformers' choice is not one to compare with."""
+        heads, dim = tensor_argument(node, 0).meta["val"].shape[2:]
+        return tie_note(int(heads), int(dim), int(arguments(node)["top_k"]))
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return one cache: the key of a token, in its own dtype, since what is chosen hangs on small differences."""

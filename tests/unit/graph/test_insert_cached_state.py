@@ -221,6 +221,18 @@ def test_the_cached_graph_computes_the_same(key: str) -> None:
     torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("heads", "ties"), [(2, 1), (16, 0)])
+def test_that_scores_of_an_indexer_tie_is_a_fact(heads: int, ties: int) -> None:
+    def call(query: Tensor, key: Tensor, weights: Tensor) -> Tensor:
+        return ops.torch_lightning_indexer(query, key, weights, 4, 0.5)
+
+    context = _context()
+    _apply(
+        "insert_cached_lightning_indexer", _exported(_Mixer([(heads, 3), (3,), (heads,)], [], call), context), context
+    )
+    assert len([fact for fact in context.facts if "scores of the indexer tie" in fact]) == ties
+
+
 @pytest.mark.parametrize(("key", "make"), [("insert_cached_mla_attention", lambda: _mla(is_causal=False))])
 def test_what_cannot_be_cached_is_named(key: str, make: Any) -> None:
     context = _context()

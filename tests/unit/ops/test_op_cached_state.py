@@ -372,10 +372,16 @@ def test_pages_may_have_another_dtype(name: str) -> None:
     _check(MECHANISMS[name](), torch.float32, 1e-4)
 
 
-def _check(mechanism: Mechanism, dtype: torch.dtype, tolerance: float) -> None:
+@pytest.mark.parametrize("name", ["indexed mla", "indexed mla with a window", "dynamic mask", "attention to blocks"])
+def test_equals_are_chosen_alike_in_prompts_chunks_and_batches(name: str) -> None:
+    """Small integers make exact scores, most of which tie."""
+    _check(MECHANISMS[name](), torch.float64, 1e-9, lambda *shape: torch.randint(-1, 2, shape).double())
+
+
+def _check(mechanism: Mechanism, dtype: torch.dtype, tolerance: float, draw: Callable[..., Tensor] = _random) -> None:
     """Serve sequences by a cache of `dtype`, step by step, and compare with each one's whole."""
     plan = _plan()
-    inputs = [[_random(1, length, *shape) for shape in mechanism.shapes] for length in LENGTHS]
+    inputs = [[draw(1, length, *shape) for shape in mechanism.shapes] for length in LENGTHS]
     expected = [mechanism.whole(*each) for each in inputs]
     info = SequenceInfo(max_batch_size=8, max_seq_len=16, max_num_tokens=64, page_size=PAGE, device=torch.device("cpu"))
     info.decode_sizes = [1, 4, 8]

@@ -9,6 +9,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.llama4.modeling_llama4 import apply_rotary_emb
 
 import onboard.ops  # noqa: F401
+from onboard.ops.rope import complex_freqs
 
 ops = torch.ops.onboard
 
@@ -94,3 +95,23 @@ def test_registration_is_sound(size: int) -> None:
     torch.library.opcheck(ops.torch_rope_cached.default, (q, k, cos, sin))
     freqs = torch.polar(torch.ones(2, 5, size // 2), angles(2, 5, size))
     torch.library.opcheck(ops.torch_rope_with_complex_freqs.default, (q, k, freqs))
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_complex_frequencies_are_read_off_either_layout_of_a_table(side_by_side: bool) -> None:
+    angle = angles(2, 5, 12)
+    both = angle.repeat_interleave(2, -1) if side_by_side else angle.repeat(1, 1, 2)
+    assert (
+        relative_error(
+            torch.view_as_real(complex_freqs(both.cos(), both.sin())),
+            torch.view_as_real(torch.polar(torch.ones_like(angle), angle)),
+        )
+        < 1e-6
+    )
+
+
+def test_neighbours_that_turn_against_each_other_are_two_frequencies() -> None:
+    """Their cosines are equal, their sines are not."""
+    angle = torch.stack([once := angles(1, 4, 6), -once], -1).flatten(-2)
+    both = angle.repeat(1, 1, 2)
+    assert torch.equal(complex_freqs(both.cos(), both.sin()).imag, angle.sin())

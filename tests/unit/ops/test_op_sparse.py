@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import onboard.ops  # noqa: F401
 from onboard.ops import indexer
-from onboard.ops.indexer import index_scores
+from onboard.ops.indexer import best_first, index_scores, share_of_ties, tie_note
 from onboard.ops.sparse import chosen_keys
 
 ops: Any = torch.ops.onboard
@@ -52,6 +52,38 @@ def test_the_indexer_chooses_the_best_keys_that_are_not_later() -> None:
         scores = [sum(float(w[n]) * max(0.3 * float(q[n] @ k), 0.0) for n in range(12)) for k in key[row].double()]
         best = sorted(range(position + 1), key=lambda each: -scores[each])[:4]
         assert chosen[row, position, : position + 1].tolist() == best
+
+
+def _small(*shape: int) -> torch.Tensor:
+    return torch.randint(-1, 2, shape).float()
+
+
+@pytest.mark.parametrize("top_k", [1, 4, 9])
+def test_of_equal_scores_the_first_keys_are_chosen(top_k: int) -> None:
+    """Scores of small integers are exact, and most of them are equals; half of the zeros are negative ones."""
+    query, key, weights = _small(2, 30, 2, 4), _small(2, 30, 4), _small(2, 30, 2)
+    chosen, ties = ops.torch_lightning_indexer(query, key, weights, top_k, 0.5), 0
+    for row, position in [(b, i) for b in range(2) for i in range(top_k, 30)]:
+        q, w = query[row, position].double(), weights[row, position].double()
+        seen = key[row, : position + 1].double()
+        scores = [sum(float(w[n]) * max(0.5 * float(q[n] @ k), 0.0) for n in range(2)) for k in seen]
+        ranked = sorted(range(position + 1), key=lambda each: (-scores[each], each))
+        ties += scores[ranked[top_k - 1]] == scores[ranked[top_k]]
+        assert chosen[row, position].tolist() == ranked[:top_k]
+    assert ties > 10
+
+
+def test_negative_zeros_are_zeros() -> None:
+    scores = torch.tensor([-0.0, 0.0, -1.0, 0.0, -0.0, 2.0])
+    assert best_first(scores, 5).tolist() == [5, 0, 1, 3, 4]
+
+
+def test_scores_of_few_heads_are_known_to_tie() -> None:
+    assert share_of_ties(2, 16, 4) > 0.1
+    assert share_of_ties(2, 128, 2048) > 0.1
+    assert share_of_ties(16, 16, 6) == share_of_ties(64, 128, 2048) == 0
+    assert "tie for" in tie_note(2, 16, 4)
+    assert tie_note(64, 128, 2048) == ""
 
 
 def test_the_indexer_takes_all_keys_of_a_short_text() -> None:

@@ -1,0 +1,137 @@
+"""Which quick tests look after which files of the engine, and where a choice is free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+UNIT = TESTS / "unit"
+
+
+@dataclass(frozen=True)
+class Area:
+    """Files that the same tests look after."""
+
+    name: str
+    files: tuple[str, ...]
+    """Patterns, relative to the repository."""
+    tests: tuple[str, ...]
+    """Files below tests/unit, those first that are quick and near; `{stem}` is the mutated file's name."""
+    options: tuple[str, ...] = ()
+
+    def sources(self) -> list[Path]:
+        """Return the files, sorted, without those that only gather others."""
+        found = {path for pattern in self.files for path in ROOT.glob(pattern) if path.name not in _FOR_GPUS}
+        return sorted(path for path in found if path.name != "__init__.py")
+
+    def tests_by_folder(self, path: Path) -> list[tuple[Path, list[str]]]:
+        """Return the test files for a mutant of `path`, by folder, in order."""
+        wanted = [UNIT / test.format(stem=path.stem) for test in self.tests]
+        own = [UNIT / "graph" / f"test_{path.stem}.py"]
+        files = list(dict.fromkeys(each for each in own + wanted if each.is_file()))
+        return [(folder, [str(each) for each in tests]) for folder, tests in groupby(files, lambda each: each.parent)]
+
+
+_FOR_GPUS = {"dense_prefill.py", "fla_delta_rule.py", "pointwise_op.py"}
+"""Files whose code needs a GPU (as do `ops/triton` and the captures in `transforms/compile`, which no area has)."""
+
+CHOICES = {
+    "cached_attention._share_a_call": "whether sequences are attended to in one call or one by one",
+    "attention._plain_attention": "how the library is asked for the same attention",
+}
+"""Functions that choose between two ways to the same result: a mistake in the choice costs time only."""
+
+_ATTENTION = ("attention", "cached_attention", "block_attention", "mla", "cached_mla", "sparse", "cached_sparse",
+              "indexer", "cached_indexer", "block_indexer", "sparse_attention", "relative_attention",
+              "dynamic_mask")  # fmt: skip
+_RECURRENCES = ("causal_conv", "cached_causal_conv", "ssm", "cached_ssm", "delta_rule", "cached_delta_rule", "kda",
+                "lightning", "linear_recurrence", "mlstm", "token_shift", "wkv", "state")  # fmt: skip
+_LAYERS = ("activation", "norm", "wide_norm", "rope", "linear", "moe", "router", "fused_moe", "fused",
+           "fused_gated_norm", "gather")  # fmt: skip
+
+
+def _ops(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"onboard/ops/{name}.py" for name in names)
+
+
+AREAS = {
+    area.name: area
+    for area in (
+        Area(
+            "attention",
+            _ops(_ATTENTION),
+            ("ops/test_op_cached_state.py", "ops/test_op_attention.py", "ops/test_op_cached_attention.py",
+             "ops/test_op_sparse.py", "ops/test_float8_cache.py"),
+        ),
+        Area(
+            "recurrences",
+            _ops(_RECURRENCES),
+            ("ops/test_op_cached_state.py", "ops/test_op_recurrences.py", "ops/test_op_kda.py",
+             "ops/test_op_mixers.py"),
+        ),
+        Area(
+            "layers",
+            _ops(_LAYERS),
+            ("ops/test_op_norm.py", "ops/test_op_rope.py", "ops/test_op_linear.py", "ops/test_op_moe.py",
+             "ops/test_op_mixers.py", "graph/test_gather_logits.py", "graph/test_fuse_rmsnorm.py",
+             "graph/test_fuse_silu_mul.py", "graph/test_fuse_moe.py"),
+        ),
+        Area(
+            "sampling",
+            ("onboard/ops/sampling.py", "onboard/runtime/sampling.py", "onboard/graph/next_token.py"),
+            ("runtime/test_sampling.py",),
+            ("-k", "not interpreter"),
+        ),
+        Area(
+            "steps",
+            tuple(f"onboard/graph/{name}.py" for name in
+                  ("sequence", "step_buffer", "rows", "cache", "cached_sequence")),
+            ("graph/test_sequence.py", "graph/test_cache.py", "graph/test_insert_cached_state.py",
+             "graph/test_insert_cached_attention.py", "runtime/test_engine.py"),
+        ),
+        Area(
+            "scheduler",
+            ("onboard/graph/pages.py", *(f"onboard/runtime/{name}.py" for name in
+             ("memory", "scheduler", "request", "decode_run", "rope"))),
+            ("runtime/test_scheduler.py", "runtime/test_rope.py", "runtime/test_engine.py", "runtime/test_overlap.py"),
+        ),
+        Area(
+            "engine",
+            ("onboard/runtime/engine.py", "onboard/runtime/flight.py"),
+            ("runtime/test_engine.py", "runtime/test_overlap.py", "runtime/test_reuse.py"),
+        ),
+        Area(
+            "caches",
+            ("transforms/cache_init/*.py", "onboard/graph/insert_cached.py", "onboard/graph/descriptor.py",
+             "onboard/graph/interface.py", "onboard/graph/counted_positions.py"),
+            ("graph/test_insert_cached_state.py", "graph/test_insert_cached_attention.py",
+             "graph/test_replace_counted_positions.py", "runtime/test_engine.py", "runtime/test_windows.py"),
+        ),
+        Area(
+            "plan",
+            ("onboard/graph/plan.py", "onboard/runtime/plan.py"),
+            ("runtime/test_plan.py",),
+        ),
+        Area(
+            "patterns",
+            ("transforms/pattern_matcher/*.py", "onboard/graph/masks.py", "onboard/graph/moe_routing.py",
+             "onboard/graph/patterns.py"),
+            ("graph/test_match_masks.py", "graph/test_match_attention.py", "graph/test_match_moe_routing.py",
+             "graph/test_match_helpers.py", "graph/test_match_rope_pattern.py", "graph/test_match_layouts.py"),
+        ),
+        Area(
+            "fusions",
+            ("transforms/post_load_fusion/*.py", "transforms/post_export/*.py"),
+            ("graph/test_cleanup_graph.py", "graph/test_fuse_rmsnorm.py", "graph/test_fuse_silu_mul.py",
+             "graph/test_gather_logits.py", "graph/test_fuse_models.py", "graph/test_fold_constants.py"),
+        ),
+        Area(
+            "weights",
+            ("transforms/weight_load/*.py", "onboard/graph/expert_stacks.py", "onboard/graph/gemm_fusion.py"),
+            ("graph/test_fuse_gemms.py", "graph/test_load_weights.py", "graph/test_fuse_moe.py"),
+        ),
+    )
+}  # fmt: skip

@@ -1,0 +1,98 @@
+"""Another test of the tests: no mistake in a transform, an op or the runtime goes unnoticed by its area's tests."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from engine_areas import AREAS
+from engine_mutants import ROOT, TESTS, Draw, places
+
+STAGES = ("post_export", "pattern_matcher", "weight_load", "post_load_fusion", "cache_init")
+SEED = int(os.environ.get("ONBOARD_MUTATION_SEED", "11"))
+FEW = int(os.environ.get("ONBOARD_ENGINE_MUTANTS", "6"))
+QUICK = ("attention", "recurrences", "sampling", "patterns")
+"""Areas of which a sample is drawn every time."""
+
+
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a new process: this one has imported what is to be mutated."""
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr[-5000:])
+    return done
+
+
+@pytest.mark.slow
+def test_no_mutant_of_a_sample_goes_unnoticed() -> None:
+    areas = [part for name in QUICK for part in ("--area", name)]
+    assert _run(str(TESTS / "engine_mutants.py"), "--seed", str(SEED), "--count", str(FEW), *areas).returncode == 0
+
+
+@pytest.mark.exhaustive
+def test_no_mutant_of_sixty_goes_unnoticed() -> None:
+    assert _run(str(TESTS / "engine_mutants.py"), "--seed", str(SEED), "--count", "60").returncode == 0
+
+
+OUTCOMES = """
+import sys
+sys.path.insert(0, "tests")
+from dataclasses import replace
+from engine_areas import AREAS
+from engine_mutants import ROOT, outcome
+path = ROOT / "onboard/ops/norm.py"
+text = path.read_text()
+wrong = text.replace("+ eps", "- eps")
+assert wrong != text
+near, far = (replace(AREAS["layers"], tests=(f"ops/test_op_{name}.py",)) for name in ("norm", "rope"))
+cases = (near, text), (near, wrong), (far, wrong), (near, "import nothing")
+found = [outcome(area, path, each) for area, each in cases]
+assert found == ["survived", "killed", "survived", "does not load"], found
+"""
+
+
+@pytest.mark.slow
+def test_tests_decide_what_becomes_of_a_mutant() -> None:
+    assert _run("-c", OUTCOMES).returncode == 0
+
+
+SOURCE = '''
+def f(x: int | None, cuda: bool) -> int:
+    """a < b"""
+    assert x < 1
+    if cuda and x < 2:
+        x = x - 3
+    elif x < 4:
+        raise ValueError(f"{x < 5}", x < 6)
+    return g(x < 7, is_clean=x < 8)
+'''
+
+
+def test_what_only_people_read_is_not_mutated() -> None:
+    found = {ast.unparse(node) for node in places(ast.parse(SOURCE), Path("x.py")) if isinstance(node, ast.Compare)}
+    assert found == {"x < 4", "x < 7"}
+
+
+def test_a_choice_between_two_ways_to_the_same_is_not_mutated() -> None:
+    free, other = ({*places(ast.parse(f"def {name}(x): return x < 1"), Path("cached_attention.py"))} for name in
+                   ("_share_a_call", "anything"))  # fmt: skip
+    assert not free
+    assert other
+
+
+def test_a_seed_draws_the_same_mutants_and_none_twice() -> None:
+    draws = [Draw(5, [AREAS["attention"], AREAS["scheduler"]]) for _ in range(2)]
+    drawn = [[str(draw.next()) for _ in range(4)] for draw in draws]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) == 4
+
+
+def test_every_file_of_the_engine_is_in_an_area() -> None:
+    known = {path for area in AREAS.values() for path in area.sources()}
+    folders = ["onboard/ops", *(f"transforms/{stage}" for stage in STAGES)]
+    wanted = {path for folder in folders for path in (ROOT / folder).glob("*.py")}
+    left = {path.name for path in wanted - known} - {"__init__.py"}
+    assert left == {"library.py", "dense_prefill.py", "fla_delta_rule.py", "pointwise_op.py"}
