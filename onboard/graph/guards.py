@@ -41,7 +41,7 @@ def refuse_broken_guard(gm: fx.GraphModule, name: str, longest: int, option: str
     if broken is None:
         return
     fits = broken_guard(gm, broken.length - 1) is None
-    lower = f"Lower {option} to {broken.length - 1}" if fits else "No graph can follow that"
+    lower = f"Lower {option} below {broken.length}" if fits else "No graph can follow that"
     raise OnboardError(
         f"the code of {name} takes another path {broken}", hint=f"{lower}, or try --mode transformers, which has none"
     )

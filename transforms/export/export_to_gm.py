@@ -72,8 +72,11 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
 
 
 def _check_sizes(graph: nn.Module, name: str, context: TransformContext) -> None:
-    """Refuse a graph that is not right for some length of a text, or some batch: nothing looks at that later."""
+    """Refuse a graph that is not right for some length of a text, or some batch: nothing looks at that later.
+
+    The last token of the longest text is never an input.
+    """
     from onboard.graph.guards import refuse_broken_guard  # imports a computer algebra system
 
     assert isinstance(graph, fx.GraphModule)
-    refuse_broken_guard(graph, name, context.runtime.max_seq_len, "max_seq_len")
+    refuse_broken_guard(graph, name, context.runtime.max_seq_len - 1, "max_seq_len")

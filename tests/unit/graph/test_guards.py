@@ -69,5 +69,5 @@ def test_the_refusal_says_what_the_code_asks_and_what_to_do() -> None:
         OnboardError, match=r"Model takes another path unless length <= 64 \(`return hidden .*`\): .* length of 65\. "
     ) as e:
         refuse_broken_guard(gm, "Model", 2048, "max_seq_len")
-    assert str(e.value.hint).startswith("Lower max_seq_len to 64")
+    assert str(e.value.hint).startswith("Lower max_seq_len below 65")
     refuse_broken_guard(gm, "Model", 64, "max_seq_len")
