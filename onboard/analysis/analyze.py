@@ -32,9 +32,11 @@ from onboard.analysis.tiny import (
     VOCABULARY,
     build_tiny,
     counts_positions,
+    from_zero,
     layer_kind_names,
     load_config,
     one_line,
+    prompt,
     prompts,
 )
 from onboard.analysis.tiny_mixers import indexer_sizes
@@ -188,6 +190,7 @@ def _record(model: nn.Module) -> list[Recording]:
             )
         recordings.append(recording)
     _check_causality(model)
+    _check_batch(model)
     return recordings
 
 
@@ -200,6 +203,18 @@ def _check_causality(model: nn.Module) -> None:
         one, other = (model(**item, use_cache=False).logits[:, :-1] for item in (inputs, later))
     if not rmse_ratio(one, other) <= SAME:
         raise OnboardError(f"{type(model).__name__} is not causal: a token changes the logits of tokens before it")
+
+
+def _check_batch(model: nn.Module) -> None:
+    """Refuse a model in which a text's logits depend on the other texts of a batch, or on whether there are any."""
+    inputs = from_zero(prompt(0, batch=3, seed=8))
+    first = {name: tensor[:1] for name, tensor in inputs.items()}
+    with torch.no_grad():
+        one, other = (model(**item, use_cache=False).logits[:1] for item in (inputs, first))
+    if not (error := rmse_ratio(one, other)) <= SAME:
+        raise OnboardError(
+            f"{type(model).__name__} gives a text other logits in a batch than alone (rmse ratio {error:.1e})"
+        )
 
 
 def _module_blocks(model: nn.Module, recording: Recording, eager: list[str]) -> list[Block]:

@@ -17,6 +17,7 @@ import torch
 from onboard.analysis.recorder import Recording, rmse_ratio
 from onboard.analysis.spec import Block
 from onboard.analysis.watch import Loop, LoopCall
+from onboard.graph.closeness import worst
 
 TOLERANCE = 1e-5
 """Chunks of other lengths round differently."""
@@ -80,8 +81,8 @@ def match_loop(calls: list[LoopCall]) -> Match | None:
             for names in _arguments(form, first.before):
                 for match in _results(op, form, names, turned, first):
                     errors = [_error(match, form, call) for call in calls]
-                    if max(errors) < TOLERANCE:
-                        return Match(op, names, turned, match.result, match.joined, max(errors))
+                    if worst(errors) < TOLERANCE:
+                        return Match(op, names, turned, match.result, match.joined, worst(errors))
     return None
 
 

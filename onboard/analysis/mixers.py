@@ -18,6 +18,7 @@ from torch import nn
 
 from onboard.analysis.probe import Finding
 from onboard.analysis.recorder import HelperCall, rmse_ratio
+from onboard.graph.closeness import worst
 
 TOLERANCE = 1e-5
 """Chunks of other lengths round differently."""
@@ -96,7 +97,7 @@ def probe_scan(call: HelperCall) -> Finding | None:
             continue
         errors = [scan_error(form, call.function, {**call.arguments, **other}) for other in ({}, *form.settings)]
         if all(error < TOLERANCE for error in errors):
-            return Finding("scan", {"op": op}, [f"probe: {op} fits with rmse ratio {max(errors):.1e}"])
+            return Finding("scan", {"op": op}, [f"probe: {op} fits with rmse ratio {worst(errors):.1e}"])
     return None
 
 
@@ -138,9 +139,9 @@ def probe_gated_norm(module: nn.Module) -> Finding | None:
                 errors = [
                     _gated_error(item, eps, group_size, before) for item in _variants(module, eps, group_size, before)
                 ]
-                if max(errors) < TOLERANCE:
+                if worst(errors) < TOLERANCE:
                     parameters = {"eps": eps, "group_size": group_size, "norm_before_gate": before}
-                    evidence = f"probe: torch_rmsnorm_gated fits with rmse ratio {max(errors):.1e}"
+                    evidence = f"probe: torch_rmsnorm_gated fits with rmse ratio {worst(errors):.1e}"
                     return Finding("gated_rmsnorm", parameters, [evidence])
     return None
 

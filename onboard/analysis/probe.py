@@ -12,6 +12,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from onboard.analysis.recorder import FunctionCall, first_tensor, rmse_ratio
+from onboard.graph.closeness import worst
 from onboard.ops.rope import complex_freqs
 
 TOLERANCE = 1e-6
@@ -136,7 +137,7 @@ def _fit_mlp(module: nn.Module, names: list[str], act: Any, activation: str, x: 
     if not isinstance(expected, torch.Tensor) or out.shape != expected.shape:
         return None
     error = rmse_ratio(out, expected)
-    if error > TOLERANCE:
+    if not error <= TOLERANCE:
         return None
     evidence = f"probe: {kind} MLP ({', '.join(names)}) with {activation} fits with rmse ratio {error:.1e}"
     return Finding("mlp", {"mlp": kind, "activation": activation}, [evidence])
@@ -201,7 +202,7 @@ def probe_rope(call: FunctionCall) -> Finding | None:
     if cos.shape[1] != q.shape[2] or k.dim() != 4 or cos.shape[1] != k.shape[2]:
         return None
     for op, rotated in _rope_candidates(q, k, cos, sin):
-        error = max(rmse_ratio(a, b) for a, b in zip(rotated, call.outputs, strict=True))
+        error = worst(rmse_ratio(a, b) for a, b in zip(rotated, call.outputs, strict=True))
         if error < TOLERANCE:
             return Finding("rope", {"op": op}, [f"probe: {op} fits with rmse ratio {error:.1e}"])
     return None
@@ -216,7 +217,7 @@ def _complex_rope(arguments: list[torch.Tensor], outputs: list[torch.Tensor]) ->
         if q.shape[3 - dim] != freqs.shape[1] or k.shape[3 - dim] != freqs.shape[1]:
             continue
         rotated = getattr(torch.ops.onboard, op)(q, k, freqs, dim)
-        error = max(rmse_ratio(a, b) for a, b in zip(rotated, outputs, strict=True))
+        error = worst(rmse_ratio(a, b) for a, b in zip(rotated, outputs, strict=True))
         if error < TOLERANCE:
             return Finding("rope", {"op": op, "unsqueeze_dim": dim}, [f"probe: {op} fits with rmse ratio {error:.1e}"])
     return None

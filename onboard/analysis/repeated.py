@@ -8,6 +8,7 @@ from torch import nn
 from onboard.analysis.recorder import rmse_ratio
 from onboard.analysis.spec import Trait
 from onboard.analysis.tiny import VOCABULARY, prompts
+from onboard.graph.closeness import worst
 
 _FEW = 3
 _SAME = 1e-5
@@ -25,7 +26,7 @@ def repeated_tokens(tiny: nn.Module) -> Trait | None:
     distinct = torch.stack([torch.randperm(VOCABULARY, generator=generator)[: ids.shape[1]] for _ in ids])
     repeated = torch.randint(_FEW, ids.shape, generator=generator) + 16  # none of the special tokens
     error = _dependence(tiny, {**inputs, "input_ids": repeated})
-    if error <= _SAME or _dependence(tiny, {**inputs, "input_ids": distinct}) > _SAME:
+    if error <= _SAME or not _dependence(tiny, {**inputs, "input_ids": distinct}) <= _SAME:
         return None
     said = (
         f"probe: later tokens change the logits of repeated ones (rmse ratio {error:.1e}), not those of distinct ones"
@@ -41,4 +42,4 @@ def _dependence(model: nn.Module, inputs: dict[str, torch.Tensor]) -> float:
     for cut in (length // 2, length - 4, length - 1):
         begun = {key: tensor[:, :cut] for key, tensor in inputs.items()}
         errors.append(rmse_ratio(model(**begun, use_cache=False).logits, whole[:, :cut]))
-    return max(errors)
+    return worst(errors)

@@ -12,6 +12,7 @@ from torch import nn
 from onboard.analysis.mixers import TOLERANCE, Form, scan_error
 from onboard.analysis.probe import Finding
 from onboard.analysis.recorder import ModuleCall
+from onboard.graph.closeness import worst
 
 MODULE_FORMS = {
     "torch_mlstm": Form(
@@ -40,8 +41,8 @@ def probe_scan_module(module: nn.Module, calls: Sequence[ModuleCall]) -> Finding
                 for variant, number in variants
                 for item in bound
             ]
-            if max(errors) < TOLERANCE:
-                evidence = f"probe: {op} fits with rmse ratio {max(errors):.1e}"
+            if worst(errors) < TOLERANCE:
+                evidence = f"probe: {op} fits with rmse ratio {worst(errors):.1e}"
                 return Finding("scan_module", {"op": op, "eps": field}, [evidence])
     return None
 

@@ -124,7 +124,7 @@ def prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
     """
     if not counts_positions(model):
         return [prompt(2, seed=1), prompt(ORIGINAL_POSITIONS + 6, seed=2)]
-    return [_counted(prompt(0, seed=1)), _counted(prompt(0, length=ORIGINAL_POSITIONS + 6, seed=2))]
+    return [from_zero(prompt(0, seed=1)), from_zero(prompt(0, length=ORIGINAL_POSITIONS + 6, seed=2))]
 
 
 def counts_positions(model: nn.Module) -> bool:
@@ -148,7 +148,8 @@ def first_token_is_plain(model: nn.Module) -> bool:
     return all(same)
 
 
-def _counted(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def from_zero(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a prompt with the positions that a model counts by itself."""
     batch, length = inputs["input_ids"].shape
     return {**inputs, "position_ids": torch.arange(length).expand(batch, length).contiguous()}
 

@@ -75,6 +75,7 @@ _SIZES = {
     "num_random_blocks": 1,
     "num_query_groups": HEADS,
 }
+KNOWN_SIZES = frozenset(_SIZES)
 _WIDTHS = ("attention_hidden_size", "lru_width")
 """Widths that are a multiple of the model's own."""
 _HEAD_DIMS = ("head_dim", "d_head", "attention_head_size")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import linecache
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -78,6 +80,29 @@ def _watched(model: nn.Module) -> Iterator[tuple[CodeType, list[tuple[Loop, int]
             keys = [Loop(cls.__name__, name, index, node.lineno) for index, node in enumerate(loops)]
             if loops:
                 yield inspect.unwrap(function).__code__, list(zip(keys, ends, strict=True))
+
+
+def lines_run(model: nn.Module, run: Callable[[], object]) -> dict[tuple[Path, int], str]:
+    """Return the lines of the modules' own files, by file and number in the order of their first run, that ran."""
+    own = {type(module).__module__ for module in model.modules()}
+    files = {str(getattr(sys.modules[name], "__file__", "")) for name in own if not name.startswith("torch.")}
+    lines: dict[tuple[Path, int], str] = {}
+
+    def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+        file = frame.f_code.co_filename
+        if file not in files:
+            return None
+        if event == "line":
+            lines.setdefault((Path(file), frame.f_lineno), linecache.getline(file, frame.f_lineno).strip())
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return lines
 
 
 class _Watch:

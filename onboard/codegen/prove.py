@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.export import Dim
 
 from onboard import modeling
@@ -26,16 +26,29 @@ from onboard.analysis.composite import is_under
 from onboard.analysis.counterparts import counterparts, is_choice
 from onboard.analysis.recorder import ModuleCall, first_tensor, modules_recorded, rmse_ratio
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.tiny import build_tiny, load_config, one_line, prompt, prompts, randomize
+from onboard.analysis.thresholds import build_roomy, crossing_prompts, positions
+from onboard.analysis.tiny import (
+    first_token_is_plain,
+    from_zero,
+    load_config,
+    one_line,
+    prompt,
+    prompts,
+    randomize,
+)
 from onboard.codegen.translate import chosen
 from onboard.errors import OnboardError
+from onboard.graph.closeness import worst
 from onboard.graph.expert_weights import separate_experts
+from onboard.graph.guards import broken_guards
 from onboard.ops.rope import complex_freqs
 from onboard.ops.sparse import chosen_keys
 
 TOLERANCE = 1e-5
 """Largest rmse(actual - expected) / rmse(expected), float32."""
 _REMEMBERS = -1.5
+_TRIED = 2048
+"""The most tokens with which another path of the code is tried."""
 
 
 @dataclass(frozen=True)
@@ -57,24 +70,34 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
         OnboardError: the file does not load, names other parameters, or a block differs: the first one is named, with
             both values; or `torch.export` fails with dynamic batch and sequence.
     """
-    reference = build_tiny(load_config(spec.config))
+    reference = build_roomy(load_config(spec.config))
     fresh = copy.deepcopy(reference)  # a forward may change a model for good
     _stands_alone(source_text, spec)
+    probed = copy.deepcopy(reference)
+    crossing, shapes = crossing_prompts(probed), _shapes(probed)
     with _registered(source_text, spec) as model_class:
         model = _same_weights(model_class, reference, spec.eager, _config(spec, reference))
         proofs: dict[str, BlockProof] = {}
         try:
             for theirs in _states(reference, fresh, model, spec.eager):
-                for inputs in prompts(theirs):
+                for inputs in (*prompts(theirs), *crossing):
                     _compare_blocks(theirs, model, inputs, proofs, spec)
+                    _compare_logits(theirs, model, inputs, proofs)
+                for inputs in shapes if theirs is reference else ():
                     _compare_logits(theirs, model, inputs, proofs)
         except OnboardError:
             raise
         except Exception as error:
             raise OnboardError(f"the generated {spec.architecture} does not run: {one_line(error)}") from error
         if export:
-            _check_export(model)
+            _check_export(model, positions(reference.config), spec, shapes)
     return list(proofs.values())
+
+
+def _shapes(reference: nn.Module) -> list[dict[str, torch.Tensor]]:
+    """Return prompts of one row, and of one token if that is nothing special: code may branch on sizes of 1."""
+    lengths = (9, 1) if first_token_is_plain(reference) else (9,)
+    return [from_zero(prompt(0, length=length, batch=batch, seed=7)) for length in lengths for batch in (1, 2)]
 
 
 def _stands_alone(source_text: str, spec: ModelSpec) -> None:
@@ -211,7 +234,7 @@ def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[An
         expected = list(expected.values()) if isinstance(expected, dict) else expected
         pairs = zip(output, counterparts(output, expected), strict=True)
         parts = [_compare(path, class_name, ours, theirs) for ours, theirs in pairs]
-        return tuple(part for part, _ in parts), max(error for _, error in parts)
+        return tuple(part for part, _ in parts), worst(error for _, error in parts)
     if output is None and expected is None:
         return None, 0.0
     if isinstance(output, list) and all(type(item) is int for item in output):  # sizes that a block reads off its data
@@ -244,7 +267,7 @@ def _compare_logits(
         expected = reference(**inputs, attention_mask=torch.ones_like(inputs["input_ids"]), use_cache=False).logits
         actual = model(**inputs).logits
     name = type(model).__name__
-    _, error = _compare("logits", name, actual, expected)
+    _, error = _compare(f"logits {_sizes(inputs)}", name, actual, expected)
     proofs.pop("", None) if error >= (proofs[""].error if "" in proofs else 0.0) else None
     _note(proofs, "", name, error)
 
@@ -263,15 +286,49 @@ def _difference(path: str, class_name: str, actual: torch.Tensor, expected: torc
     )
 
 
-def _check_export(model: nn.Module) -> None:
-    """Export with dynamic batch and sequence and compare on another shape."""
+def _check_export(model: nn.Module, small: int, spec: ModelSpec, shapes: list[dict[str, torch.Tensor]]) -> None:
+    """Export with dynamic batch and sequence: the graph has to be right for every size."""
     inputs = prompt(2, length=11, batch=3)
     dims = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
+    name = type(model).__name__
     try:
         program = torch.export.export(model, (), inputs, dynamic_shapes={key: dims for key in inputs}, strict=False)
     except Exception as error:
         text = " ".join(str(error).split())[:300]
-        raise OnboardError(f"torch.export fails on the generated {type(model).__name__}: {text}") from error
-    other = prompt(4, length=17, batch=2)
+        raise OnboardError(f"torch.export fails on the generated {name}: {text}") from error
+    graph = program.module(check_guards=False)  # these are looked at all at once
+    assert isinstance(graph, fx.GraphModule)
+    _check_guards(graph, model, small, spec)
+    for other in (prompt(4, length=17, batch=2), *shapes):
+        _compare_graph(graph, model, other)
+
+
+def _compare_graph(graph: fx.GraphModule, model: nn.Module, inputs: dict[str, torch.Tensor]) -> None:
     with torch.no_grad():
-        _compare("exported logits", type(model).__name__, program.module()(**other).logits, model(**other).logits)
+        actual, expected = graph(**inputs).logits, model(**inputs).logits
+    _compare(f"exported logits {_sizes(inputs)}", type(model).__name__, actual, expected)
+
+
+def _check_guards(graph: fx.GraphModule, model: nn.Module, small: int, spec: ModelSpec) -> None:
+    """Refuse code that takes another path for texts that the checkpoint has positions for.
+
+    Another path may compute the same: that is tried. What lies just behind the `small` number of positions of
+    the tiny model is the end of its tables.
+    """
+    full = positions(load_config(spec.config))
+    for broken in broken_guards(graph, full, shortest=1):
+        try:
+            if broken.length * broken.batch <= _TRIED:
+                _compare_graph(graph, model, from_zero(prompt(0, length=broken.length, batch=broken.batch)))
+                continue
+        except (OnboardError, RuntimeError, IndexError):  # it computes something else, or its shapes do not fit
+            pass
+        if broken.length != small + 1 or small == full:
+            raise OnboardError(
+                f"the code of {spec.architecture} takes another path {broken}",
+                hint="No graph can follow that; report this architecture",
+            )
+
+
+def _sizes(inputs: dict[str, torch.Tensor]) -> list[int]:
+    return list(inputs["input_ids"].shape)

@@ -2,44 +2,108 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from sympy import Basic, Expr  # type: ignore[import-untyped]
+from sympy import Basic, Expr, Integer, Symbol  # type: ignore[import-untyped]
 from torch import SymInt, fx
 
+from onboard.errors import OnboardError
 from onboard.graph.fx import fake_mode, placeholders
 
+MOST_ROWS = 4096
+"""No batch is larger than this."""
 
-def broken_guard(gm: fx.GraphModule, longest: int) -> tuple[str, int] | None:
-    """Return a decision that would be another one for some length up to `longest`, and that length; None: none would.
+
+@dataclass(frozen=True)
+class BrokenGuard:
+    """A decision that another size turns round."""
+
+    condition: str
+    """In terms of `batch` and `length`, as it was true for the sizes that were traced."""
+    batch: int
+    length: int
+    """Sizes for which it is not."""
+    code: str
+    """The line that decides; empty when that is not the model's."""
+
+    def __str__(self) -> str:
+        code = f" (`{self.code}`)" if self.code else ""
+        return f"unless {self.condition}{code}: at a batch of {self.batch} and a length of {self.length}"
+
+
+def refuse_broken_guard(gm: fx.GraphModule, name: str, longest: int, option: str) -> None:
+    """Raise `OnboardError` when there is a broken guard; `option` is the name of what limits lengths to `longest`."""
+    broken = broken_guard(gm, longest)
+    if broken is None:
+        return
+    fits = broken_guard(gm, broken.length - 1) is None
+    lower = f"Lower {option} below {broken.length}" if fits else "No graph can follow that"
+    raise OnboardError(
+        f"the code of {name} takes another path {broken}", hint=f"{lower}, or try --mode transformers, which has none"
+    )
+
+
+def broken_guard(gm: fx.GraphModule, longest: int) -> BrokenGuard | None:
+    """Return the first of `broken_guards`, None when there is none."""
+    return next(broken_guards(gm, longest), None)
+
+
+def broken_guards(gm: fx.GraphModule, longest: int, shortest: int | None = None) -> Iterator[BrokenGuard]:
+    """Yield each decision that would be another one for some batch, or some length from `shortest` to `longest`.
 
     `torch.export` notes a branch on a size (`if length > 4096`) as a bound of the graph's inputs. Nothing checks those
-    bounds later, so a model whose code branches that way must not run on such lengths.
+    bounds later, so a model whose code branches that way must not run on such sizes. Sizes of 1 are none that an
+    export knows of, and it notes that differences of sizes are neither 0 nor 1: what code does with texts shorter than
+    those that were traced has to be tried, and they are left out unless `shortest` says otherwise.
     """
     env = fake_mode(gm).shape_env
-    sizes = placeholders(gm)[0].meta["val"].shape
-    if env is None or not all(isinstance(size, SymInt) for size in sizes):
-        return None
-    batch, length = (size.node for size in sizes)
+    found = next((node.meta["val"].shape for node in placeholders(gm) if node.target == "input_ids"), ())
+    if env is None or not found or not all(isinstance(size, SymInt) for size in found):
+        return
+    batch, length = (size.node for size in found)
     for guard in env.guards:
         condition = guard.expr.xreplace(env.replacements)  # sizes that turned out to be equal are one
-        for tokens in _lengths(length.hint, longest):
-            if not _holds(condition, {batch.expr: batch.hint, length.expr: tokens}, length.expr):
-                return str(condition), tokens
-    return None
+        tried = _sizes(condition, (batch.hint, length.hint), shortest or length.hint, longest)
+        if broken := next((sizes for sizes in tried if not _holds(condition, _known(batch, length, sizes))), None):
+            names = {batch.expr: Symbol("batch"), length.expr: Symbol("length")}
+            yield BrokenGuard(str(condition.xreplace(names)), *broken, _code(guard))
 
 
-def _lengths(traced: int, longest: int) -> Iterator[int]:
-    """Yield the ends of the range and what lies about each power of two: where code is likely to branch."""
-    yield from {
-        size
-        for power in range(longest.bit_length() + 1)
-        for size in (2**power - 1, 2**power, 2**power + 1, longest)
-        if traced <= size <= longest
-    }
+def _known(batch: Any, length: Any, sizes: tuple[int, int]) -> dict[Expr, int]:
+    return {batch.expr: sizes[0], length.expr: sizes[1]}
 
 
-def _holds(condition: Basic, sizes: dict[Expr, int], length: Expr) -> bool:
-    """Return whether a condition holds; one on the length that cannot be told does not."""
+def _sizes(condition: Basic, traced: tuple[int, int], shortest: int, longest: int) -> Iterator[tuple[int, int]]:
+    """Yield batches and lengths to try: one of them, then both other than what was traced."""
+    numbers = sorted({abs(int(item)) for item in condition.atoms(Integer)} - {0})
+    batches, lengths = _near(numbers, 2, MOST_ROWS), _near(numbers, shortest, longest)
+    yield from ((traced[0], length) for length in lengths)
+    yield from ((batch, traced[1]) for batch in batches)
+    yield from ((batch, length) for batch in (2, batches[-1]) for length in lengths)
+
+
+def _near(numbers: list[int], least: int, most: int) -> list[int]:
+    """Return the ends of a range and what lies about the numbers there, their quotients and the powers of two."""
+    quotients = [high // low for low in numbers for high in numbers if low < high]
+    powers = [2**power for power in range(most.bit_length() + 1)]
+    about = {number + step for number in (*numbers, *quotients, *powers) for step in (-1, 0, 1)}
+    return sorted({size for size in (*about, least, most) if least <= size <= most})
+
+
+def _holds(condition: Basic, sizes: dict[Expr, int]) -> bool:
+    """Return whether a condition holds; one on these sizes that cannot be told does not."""
     value = condition.xreplace(sizes)
-    return length not in condition.free_symbols if value.free_symbols else bool(value)
+    return not (sizes.keys() & condition.free_symbols) if value.free_symbols else bool(value)
+
+
+def _code(guard: Any) -> str:
+    """Return the line that decides, by what `torch.export` noted of it."""
+    location = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    number = getattr(location, "lineno", None)
+    if number is None or "torch" in Path(location.filename).parts:
+        return ""
+    return linecache.getline(location.filename, number).strip()

@@ -10,7 +10,7 @@ from torch import fx, nn
 from onboard.errors import OnboardError
 from onboard.graph.attention_probe import check_calls
 from onboard.graph.context import TransformContext
-from onboard.graph.guards import broken_guard
+from onboard.graph.guards import refuse_broken_guard
 from onboard.graph.hf_attention import AttentionCall, attention_recorded
 
 
@@ -34,11 +34,7 @@ def with_canonical_attention(model: nn.Module, export: Callable[[], nn.Module], 
             hint="Try --mode transformers, which needs no export",
         ) from error
     assert isinstance(graph, fx.GraphModule)
-    if broken := broken_guard(graph, context.runtime.max_num_tokens):
-        raise OnboardError(
-            f"the code of {type(model).__name__} takes another path for rows of {broken[1]} tokens ({broken[0]})",
-            hint="Lower max_num_tokens, or try --mode transformers, which needs no export",
-        )
+    refuse_broken_guard(graph, type(model).__name__, context.runtime.max_num_tokens, "max_num_tokens")
     if calls:
         check_calls(model, calls)
     else:

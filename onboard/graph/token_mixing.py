@@ -7,7 +7,9 @@ differs for one of the pieces, whichever operators it is written in.
 
 The canonical and the cached ops, linears and embeddings are not run: the graph is cut there. What goes into one must
 be alike in both runs, and what comes out is random, the same in both. Parameters are random, too, and all about one:
-no mixing hides behind a weight of a checkpoint that happens to be small, and none need to be loaded.
+no mixing hides behind a weight of a checkpoint that happens to be small, and none need to be loaded. Tables take other
+values than their own: one that begins with many equal rows would hide that a row's tokens are counted by its place.
+For the same reason whatever counts is tried with large numbers, too.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ _TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
 _COARSE = 2e-2
 """Tolerance of the half-precision types, relative to the value and to the median of all."""
 _NO_VALUE = object()
+_FAR = [_PIECE**power for power in range(1, 12)]
+"""What counted numbers are multiplied with: any number up to the last lies between a piece's and a row's for one."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,25 @@ def token_mixing(gm: fx.GraphModule, device: torch.device) -> TokenMixing | None
     if len(symbols) != 2:
         return None  # a graph of one fixed size has no rows
     for start in range(0, _ROW, _PIECE):
-        probe = _Probe(gm, device, symbols, start)
-        for node in gm.graph.nodes:
-            probe.visit(node)
-            if probe.culprit is not None:
-                return TokenMixing(probe.culprit)
-            probe.forget_what_only_served(node)
+        if (culprit := _Probe(gm, device, symbols, start).run()) is not None:
+            return TokenMixing(culprit)
+    return _counting(gm, symbols)
+
+
+def _counting(gm: fx.GraphModule, symbols: list[Any]) -> TokenMixing | None:
+    """Return the first node that differs when what counts a row's tokens gives large numbers.
+
+    Numbers that pick something cannot be that large: such a graph fails, on the CPU without harm, and tells nothing.
+    """
+    if not any(_counts(node) for node in gm.graph.nodes):
+        return None
+    for far in _FAR:
+        try:
+            culprit = _Probe(gm, torch.device("cpu"), symbols, _ROW - _PIECE, far).run()
+        except Exception:
+            return None
+        if culprit is not None:
+            return TokenMixing(culprit)
     return None
 
 
@@ -72,6 +89,8 @@ class _Probe:
     """Batch and length, as sizes in the graph name them."""
     start: int
     """Where the piece begins."""
+    far: int = 1
+    """What counted numbers are multiplied with."""
     values: dict[fx.Node, tuple[Any, Any]] = field(default_factory=dict)
     differing: dict[fx.Node, None] = field(default_factory=dict)
     readers: dict[fx.Node, int] = field(default_factory=dict)
@@ -80,6 +99,15 @@ class _Probe:
 
     def __post_init__(self) -> None:
         self.random = torch.Generator(self.device).manual_seed(11)
+
+    def run(self) -> fx.Node | None:
+        """Return the first node that mixes tokens."""
+        for node in self.gm.graph.nodes:
+            self.visit(node)
+            if self.culprit is not None:
+                break
+            self.forget_what_only_served(node)
+        return self.culprit
 
     def visit(self, node: fx.Node) -> None:
         """Give a node its values, and look at what goes into one where the graph is cut."""
@@ -144,10 +172,13 @@ class _Probe:
         return torch.randint(2, shape, generator=self.random, device=self.device).to(dtype)
 
     def _compute(self, node: fx.Node) -> None:
+        keywords = {key: self.device if key == "device" else value for key, value in node.kwargs.items()}
         row, piece = (
-            node.target(*map_arg(node.args, load), **map_arg(node.kwargs, load))  # type: ignore[operator]
+            node.target(*map_arg(node.args, load), **map_arg(keywords, load))  # type: ignore[operator]
             for load in (lambda each: self._value(each)[0], lambda each: self._value(each)[1])
         )
+        if self.far > 1 and _counts(node):
+            row, piece = row * self.far, piece * self.far
         self.values[node] = row, piece
         if not _agree(row, piece, self.start):
             self.differing[node] = None
@@ -160,16 +191,26 @@ class _Probe:
         return self.values[node]
 
     def _attribute(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not (isinstance(value, nn.Parameter) or value.is_meta):
-            return value.to(self.device) if isinstance(value, torch.Tensor) else value
-        uniform = torch.rand(value.shape, generator=self.random, device=self.device)
-        return (uniform + 0.5).to(value.dtype)
+        if not isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, nn.Parameter) or value.is_meta or (value.is_floating_point() and value.numel() > 1):
+            uniform = torch.rand(value.shape, generator=self.random, device=self.device)
+            return (uniform + 0.5).to(value.dtype)
+        value = value.to(self.device)
+        order = torch.randperm(value.numel(), generator=self.random, device=self.device)
+        return value.flatten()[order].view(value.shape)  # whatever whole numbers pick, they are in range
 
     def _must_agree(self, node: fx.Node) -> None:
         """Find the first node that made what goes into `node` differ, if it does."""
         if self.culprit is None and any(each in self.differing for each in node.all_input_nodes):
             origins = ancestors(each for each in node.all_input_nodes if each in self.differing)
             self.culprit = next(each for each in self.differing if each in origins)
+
+
+def _counts(node: fx.Node) -> bool:
+    """Whether a node makes whole numbers by counting."""
+    value = node.meta.get("val")
+    return is_op(node, aten.arange, aten.cumsum) and isinstance(value, torch.Tensor) and not value.is_floating_point()
 
 
 def _is_cut(node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from onboard.errors import OnboardError
+from onboard.graph.closeness import worst
 from onboard.graph.context import TransformContext
 from onboard.graph.counted_positions import counts_positions
 from onboard.graph.pipeline import Observer
@@ -62,7 +63,7 @@ class SelfCheck:
         cache = interface_for(self.context.cache, self.prompts)
         with self._reported("the model does not run with caches"):
             found = run_plan(gm, cache, self.prompts, plans(self.prompts, rope)["batched decode"], rope)
-        error = max(rmse_ratio(ours, theirs) for ours, theirs in zip(found, self.expected, strict=True))
+        error = worst(rmse_ratio(ours, theirs) for ours, theirs in zip(found, self.expected, strict=True))
         if not error <= _TOLERANCE[self.context.dtype]:
             raise OnboardError(
                 f"mode {self.context.factory.mode}: with caches the logits are others (error {error:.1e})",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pydantic import Field
-from torch import nn
+from torch import fx, nn
 
 from onboard.errors import UsageError
 from onboard.graph.context import TransformContext
@@ -42,6 +42,7 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
             graph = with_canonical_attention(gm, lambda: self._export(gm, context, None), context)
         else:
             graph = self._stamped(gm, context)
+            _check_sizes(graph, type(gm).__name__, context)
         return graph, TransformInfo(num_matches=1, is_clean=False, has_valid_shapes=True)
 
     def _stamped(self, gm: nn.Module, context: TransformContext) -> nn.Module:
@@ -68,3 +69,14 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
             clone_state_dict=self.config.clone_state_dict,
             repeated=repeated,
         )
+
+
+def _check_sizes(graph: nn.Module, name: str, context: TransformContext) -> None:
+    """Refuse a graph that is not right for some length of a text, or some batch: nothing looks at that later.
+
+    The last token of the longest text is never an input.
+    """
+    from onboard.graph.guards import refuse_broken_guard  # imports a computer algebra system
+
+    assert isinstance(graph, fx.GraphModule)
+    refuse_broken_guard(graph, name, context.runtime.max_seq_len - 1, "max_seq_len")

@@ -46,6 +46,7 @@ def test_decode_that_differs_is_noted() -> None:
     _shift(model, lambda kwargs: kwargs.get("past_key_values") is not None)
     (note,) = cache_notes(model)
     assert "cached decode differs from its prefill" in note
+    assert "which the generated model follows" in note
 
 
 def test_a_cache_that_does_not_work_is_noted() -> None:

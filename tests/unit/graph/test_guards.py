@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch import fx, nn
 
+from onboard.errors import OnboardError
 from onboard.graph.export import export_to_graph
-from onboard.graph.guards import broken_guard
+from onboard.graph.guards import broken_guard, broken_guards, refuse_broken_guard
+
+TRACED = (3, 11)
 
 
 class _Branching(nn.Module):
@@ -24,29 +27,47 @@ class _Branching(nn.Module):
 
 
 def _exported(is_long: Callable[[torch.Tensor], bool]) -> fx.GraphModule:
-    ids = torch.arange(33).view(3, 11)
+    ids = torch.arange(33).view(TRACED)
     dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
-    inputs = {"input_ids": ids, "position_ids": torch.arange(11).expand(3, 11).contiguous()}
+    inputs = {"input_ids": ids, "position_ids": torch.arange(11).expand(TRACED).contiguous()}
     return export_to_graph(_Branching(is_long), inputs, dict.fromkeys(inputs, dynamic), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
-    ("is_long", "first"),
+    ("is_long", "condition"),
     [
-        (lambda ids: ids.shape[1] > 64, 65),
-        (lambda ids: ids.shape[1] >= 512, 512),
-        (lambda ids: ids.shape[0] * ids.shape[1] > 3000, 1023),  # three rows
+        (lambda ids: ids.shape[1] > 64, "length <= 64"),
+        (lambda ids: ids.shape[1] >= 512, "length < 512"),
+        (lambda ids: ids.shape[1] == 77, "Ne(length, 77)"),
+        (lambda ids: ids.shape[1] % 100 == 99, "Ne(Mod(length, 100), 99)"),
+        (lambda ids: ids.shape[0] > 64, "batch <= 64"),
+        (lambda ids: ids.shape[0] * ids.shape[1] > 3000, "batch*length <= 3000"),
     ],
 )
-def test_a_branch_on_the_length_is_found(is_long: Callable[[torch.Tensor], bool], first: int) -> None:
-    gm = _exported(is_long)
-    found = broken_guard(gm, 2048)
+def test_a_branch_on_a_size_is_found(is_long: Callable[[torch.Tensor], bool], condition: str) -> None:
+    found = broken_guard(_exported(is_long), 2048)
     assert found is not None
-    assert found[1] >= first
-    assert is_long(torch.empty(3, found[1]))
-    assert broken_guard(gm, first - 5 if first < 1000 else 900) is None
+    assert found.condition == condition
+    assert found.code == "return hidden * 2 if self.is_long(input_ids) else hidden"
+    assert is_long(torch.empty(found.batch, found.length)) != is_long(torch.empty(TRACED))
 
 
-@pytest.mark.parametrize("is_long", [lambda ids: False, lambda ids: ids.shape[0] > 64, lambda ids: ids.shape[1] < 3])
-def test_what_longer_rows_do_not_change_is_no_finding(is_long: Callable[[torch.Tensor], bool]) -> None:
-    assert broken_guard(_exported(is_long), 1 << 20) is None
+def test_short_texts_are_looked_at_where_that_is_asked_for() -> None:
+    gm = _exported(lambda ids: ids.shape[1] < 3)
+    assert broken_guard(gm, 2048) is None
+    assert [found.length for found in broken_guards(gm, 2048, shortest=1)] == [1]
+
+
+@pytest.mark.parametrize("is_long", [lambda ids: False, lambda ids: ids.shape[1] > 2048, lambda ids: ids.numel() < 0])
+def test_what_no_size_changes_is_no_finding(is_long: Callable[[torch.Tensor], bool]) -> None:
+    assert broken_guard(_exported(is_long), 2048) is None
+
+
+def test_the_refusal_says_what_the_code_asks_and_what_to_do() -> None:
+    gm = _exported(lambda ids: ids.shape[1] > 64)
+    with pytest.raises(
+        OnboardError, match=r"Model takes another path unless length <= 64 \(`return hidden .*`\): .* length of 65\. "
+    ) as e:
+        refuse_broken_guard(gm, "Model", 2048, "max_seq_len")
+    assert str(e.value.hint).startswith("Lower max_seq_len below 65")
+    refuse_broken_guard(gm, "Model", 64, "max_seq_len")

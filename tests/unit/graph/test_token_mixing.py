@@ -143,6 +143,61 @@ def test_what_keeps_tokens_apart_passes(body: Body, dtype: torch.dtype) -> None:
     assert token_mixing(exported(model), torch.device("cpu")) is None
 
 
+LATE = torch.clamp((torch.arange(512) + 1) / 128, min=1.0)
+"""Factors that are 1 for the first tokens."""
+
+
+class Tabled(nn.Module):
+    """A model with a table of numbers and one of factors, which both begin with equal ones."""
+
+    def __init__(self, at: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, WIDTH)
+        self.late = nn.Embedding(6, WIDTH)
+        self.register_buffer("factors", LATE)
+        self.register_buffer("numbers", torch.arange(512) // 100)
+        self.at = at
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        return self.at(self, self.embed(input_ids), position_ids)
+
+
+def _late_count(model: nn.Module, x: Tensor, _: Tensor) -> Tensor:
+    return x * torch.clamp(torch.arange(1, x.shape[1] + 1) / 128, min=1.0)[:, None]
+
+
+def _late_sum(model: nn.Module, x: Tensor, _: Tensor) -> Tensor:
+    counted = torch.ones(x.shape[1], dtype=torch.int64).cumsum(0)
+    return torch.where((counted > 100)[:, None], x * 2, x)
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        lambda model, x, _: x * model.factors[: x.shape[1], None],
+        lambda model, x, _: x + model.late(model.numbers[: x.shape[1]]),
+        _late_count,
+        _late_sum,
+    ],
+    ids=["factors", "numbers", "count", "sum"],
+)
+def test_a_table_read_by_the_place_in_the_row_is_found_where_its_first_rows_are_equal(at: Any) -> None:
+    assert token_mixing(exported(Tabled(at)), torch.device("cpu")) is not None
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        lambda model, x, positions: x * model.factors[positions][..., None],
+        lambda model, x, positions: x + model.late(model.numbers[positions]),
+        lambda model, x, _: x[:, torch.arange(x.shape[1])],
+    ],
+    ids=["factors", "numbers", "picked"],
+)
+def test_a_table_read_by_positions_keeps_tokens_apart(at: Any) -> None:
+    assert token_mixing(exported(Tabled(at)), torch.device("cpu")) is None
+
+
 def test_weights_need_not_be_loaded() -> None:
     with torch.device("meta"):
         gm = exported(Model(conv), "meta")
