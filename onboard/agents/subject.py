@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,10 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from onboard.agents.source import Outcome, Source
+from onboard.agents.source import Outcome, Source, definitions, shape
 from onboard.analysis.composite import is_under
 from onboard.analysis.spec import Block, ModelSpec
 from onboard.analysis.tiny import load_config
+from onboard.codegen.model_file import generate_model_file
+from onboard.codegen.test_file import generate_test_file
 from onboard.graph.expert_weights import separate_experts
 from onboard.graph.reference import without_missing_towers
 from onboard.modeling import load_model_file, registered_config, registered_model
@@ -49,6 +54,34 @@ class Subject:
         load_model_file(self.model_file)
         model = self._build(registered_model(self.spec.config_class))
         return _shapes(model.state_dict()), {name for name, _ in model.named_parameters()}
+
+    @cached_property
+    def generated_model(self) -> Source | None:
+        """The model file as the generator makes it from the spec; None where it makes none."""
+        with suppress(Exception):  # then nothing in the file is the generator's
+            return Source.parse("models/generated.py", generate_model_file(self.spec))
+        return None
+
+    @cached_property
+    def generated_tests(self) -> Source | None:
+        """The tests as the shipped template makes them from the spec; None where it makes none."""
+        with suppress(Exception):
+            return Source.parse("tests/generated.py", generate_test_file(self.spec, code=self._code_folder()))
+        return None
+
+    def _code_folder(self) -> str | None:
+        """The folder, relative to the root, that the tests have a repository's code from."""
+        if self.spec.repository is None:
+            return None
+        texts = {str(node.value) for node in self.test.all(ast.Constant)}
+        return next((text for text in sorted(texts) if re.fullmatch(r"\.onboard/[\w.-]+/code", text)), None)
+
+    @cached_property
+    def edited(self) -> set[str]:
+        """The definitions of the model file that are not, or not so, in what the generator makes."""
+        made = {} if self.generated_model is None else definitions(self.generated_model)
+        shapes = {name: shape(node) for name, node in made.items()}
+        return {name for name, node in definitions(self.model).items() if shape(node) != shapes.get(name)}
 
     def _build(self, model_class: type[nn.Module]) -> nn.Module:
         own: Any = model_class
