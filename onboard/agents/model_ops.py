@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 
-from onboard.agents.source import Outcome, Source, dotted, forbid
+from onboard.agents.source import Outcome, Source, definitions, dotted, forbid
 from onboard.agents.subject import Subject, contract, style
-from onboard.agents.written_out import written_out
+from onboard.agents.written_out import Spot, written_out
 from onboard.ops import canonical_ops
 
 _OPS_OF_KIND = {
@@ -49,19 +49,26 @@ def _canonical_used(subject: Subject) -> Outcome:
 
 def _nothing_written_out(subject: Subject) -> Outcome:
     """Of what the generator itself wrote, and proved: where it had no op, or did not see that there is one."""
-    found = [spot.node for spot in written_out(subject.model) if not spot.names & subject.edited]
+    found = [spot.node for spot in _spots(subject) if not spot.names & subject.edited]
     found += subject.model.calls(lambda name: name.rpartition(".")[2] in _ROTATIONS)
     return forbid(subject.model, found)
 
 
 def _nothing_written_out_by_hand(subject: Subject) -> Outcome:
     """Transforms see ops: attention that is none has no cache, and a norm that is none is never fused."""
+    return forbid(subject.model, [spot.node for spot in _spots(subject) if spot.names & subject.edited])
+
+
+def _spots(subject: Subject) -> list[Spot]:
+    """Where something is written out; a softmax in what the spec knows as attention is so without further signs."""
     attention = {block.class_name for block in subject.blocks("attention")}
-    found = [spot.node for spot in written_out(subject.model) if spot.names & subject.edited]
-    for name, node in subject.model.classes().items():
-        if name in attention:
-            found += subject.model.calls(lambda called: called.rpartition(".")[2] == "softmax", node)
-    return forbid(subject.model, found)
+    bodies = {name: node for name, node in definitions(subject.model).items() if name.partition(".")[0] in attention}
+    softmaxes = [
+        Spot(call, frozenset({name}))
+        for name, node in bodies.items()
+        for call in subject.model.calls(lambda called: called.rpartition(".")[2] == "softmax", node)
+    ]
+    return [*written_out(subject.model), *softmaxes]
 
 
 def _known_ops(subject: Subject) -> Outcome:
@@ -77,8 +84,9 @@ def _no_back_end(subject: Subject) -> Outcome:
 
 
 def _no_cache(subject: Subject) -> Outcome:
-    # Older code calls tables that it makes once "cached".
-    return forbid(subject.model, subject.model.named(r"[Cc]ache(?!d\b)|past_key_value"))
+    # Older code calls tables that it makes once "cached"; what a config calls its sizes is the checkpoint's affair.
+    found = subject.model.named(r"[Cc]ache(?!d\b)|past_key_value")
+    return forbid(subject.model, [node for node in found if not re.match(r"(self\.)?config\.", dotted(node))])
 
 
 def _no_training(subject: Subject) -> Outcome:

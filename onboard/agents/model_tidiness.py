@@ -29,11 +29,12 @@ def _no_dead_definitions(subject: Subject) -> Outcome:
 
 
 def _no_dead_attributes(subject: Subject) -> Outcome:
+    """What the checkpoint has weights of is there for these, though nothing runs it."""
     source = subject.model
     attributes = [node for node in source.all(ast.Attribute) if dotted(node.value) == "self"]
     read = {node.attr for node in source.all(ast.Attribute) if isinstance(node.ctx, ast.Load)}
     written = [node for node in attributes if isinstance(node.ctx, ast.Store) and node.attr not in read]
-    return forbid(source, written)
+    return forbid(source, [node for node in written if not subject.is_weight(node.attr)])
 
 
 def _no_optional_branches(subject: Subject) -> Outcome:
@@ -55,7 +56,8 @@ def _asks_for_none(test: ast.expr, names: set[str]) -> bool:
 def _no_stacked_experts(subject: Subject) -> Outcome:
     """A parameter of three dimensions is a stack of experts, right only where the checkpoint has that stack."""
     stacks = {name.rpartition(".")[2] for name, shape in subject.expected_shapes.items() if len(shape) == 3}
-    parameters = subject.model.calls(lambda name: name.endswith("Parameter"))
+    classes = subject.in_use().values()
+    parameters = [c for node in classes for c in subject.model.calls(lambda name: name.endswith("Parameter"), node)]
     found = [call for call in parameters if any(isinstance(arg, ast.Call) and len(arg.args) == 3 for arg in call.args)]
     return forbid(subject.model, [call for call in found if subject.model.assigned(call) not in stacks])
 

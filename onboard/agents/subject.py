@@ -49,11 +49,27 @@ class Subject:
         shapes = _shapes(separate_experts(self._build(model_class)))
         return {name: shape for name, shape in shapes.items() if not is_under(name, self.spec.eager)}
 
-    def actual_shapes(self) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-        """Execute the model file; return the shapes in its model's state dict, and the names of the parameters."""
+    @cached_property
+    def built(self) -> nn.Module:
+        """The model of the file under review, built without memory; whatever the file raises is raised."""
         load_model_file(self.model_file)
-        model = self._build(registered_model(self.spec.config_class))
-        return _shapes(model.state_dict()), {name for name, _ in model.named_parameters()}
+        return self._build(registered_model(self.spec.config_class))
+
+    def actual_shapes(self) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+        """Return the shapes in the state dict of the model under review, and the names of its parameters."""
+        return _shapes(self.built.state_dict()), {name for name, _ in self.built.named_parameters()}
+
+    def in_use(self) -> dict[str, ast.ClassDef]:
+        """Return the classes that the model under review has modules of; all where it cannot be built."""
+        classes = self.model.classes()
+        with suppress(Exception):
+            used = {type(module).__name__ for module in self.built.modules()}
+            return {name: node for name, node in classes.items() if name in used}
+        return classes
+
+    def is_weight(self, attribute: str) -> bool:
+        """Whether the checkpoint has tensors under an attribute's name."""
+        return any(attribute in name.split(".") for name in self.expected_shapes)
 
     @cached_property
     def generated_model(self) -> Source | None:
