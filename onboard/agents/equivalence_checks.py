@@ -7,6 +7,7 @@ import re
 from copy import deepcopy
 from typing import Any
 
+from onboard.agents.dataflow import Dataflow
 from onboard.agents.source import Function, Outcome, dotted, forbid, require
 from onboard.agents.subject import Subject, contract
 
@@ -91,7 +92,19 @@ def _random_weights(subject: Subject) -> Outcome:
 
 
 def _same_weights(subject: Subject) -> Outcome:
-    return require(subject.test, _calls(subject, "copy_weights"), "the models do not get the same weights")
+    """From Hugging Face's model to the generated one, and what is compared are these two."""
+    fixture = subject.test.functions().get("pair")
+    flow = Dataflow(fixture) if fixture else None
+    pairs = [call for call in flow.calls("copy_weights", "Pair") if not _are_the_two(flow, call)] if flow else []
+    if pairs:
+        return forbid(subject.test, pairs)
+    missing = "the models do not get the same weights"
+    return require(subject.test, flow.calls("copy_weights") if flow else [], missing)
+
+
+def _are_the_two(flow: Dataflow, call: ast.Call) -> bool:
+    made = [flow.called(arg) for arg in call.args[:2]]
+    return made[1:] == ["generated_causal_lm"] and made[0] not in ("", "generated_causal_lm")
 
 
 def _fresh_seed(subject: Subject) -> Outcome:
@@ -119,11 +132,29 @@ def _inputs(subject: Subject) -> Outcome:
 
 
 def _no_smoke(subject: Subject) -> Outcome:
-    """A test that compares nothing proves nothing."""
-    return forbid(
-        subject.test,
-        [node for node in _tests(subject).values() if not _calls(subject, "assert_rmse_close", inside=node)],
-    )
+    """A test that compares nothing, or a thing with itself, proves nothing."""
+    flows = {node: Dataflow(node) for node in _tests(subject).values()}
+    empty = [node for node, flow in flows.items() if not flow.calls("assert_rmse_close")]
+    same = [
+        call
+        for flow in flows.values()
+        for call in flow.calls("assert_rmse_close")
+        if len(call.args) < 2 or flow.same(call.args[0], call.args[1])
+    ]
+    others = [node for node in subject.test.all(ast.AST) if _redefines(node, "assert_rmse_close")]
+    return forbid(subject.test, [*empty, *same, *others])
+
+
+def _redefines(node: ast.AST, name: str) -> bool:
+    """Whether a name that is imported from onboard's own helpers is bound in some other way."""
+    match node:
+        case ast.Name(id=bound, ctx=ast.Store()) | ast.FunctionDef(name=bound) | ast.ClassDef(name=bound):
+            return bound == name
+        case ast.ImportFrom(module=module, names=aliases) if module != "onboard.testing":
+            return any((alias.asname or alias.name) == name for alias in aliases)
+        case ast.ImportFrom(names=aliases):
+            return any(alias.asname == name and alias.name != name for alias in aliases)
+    return False
 
 
 def _no_skips(subject: Subject) -> Outcome:
@@ -142,8 +173,38 @@ def _limits(subject: Subject) -> Outcome:
     bounded = isinstance(gpu, dict) and all(
         limit <= _MOST_ERROR_ON_GPU.get(kind, _MOST_ERROR_ON_GPU_ELSE) for kind, limit in gpu.items()
     )
+    if loose := [*_second_limits(subject), *_free_limits(subject)]:
+        return forbid(subject.test, loose)
     found = [node, gpu_node] if node and gpu_node and strict and bounded else []
     return require(subject.test, found, f"a limit is missing, or above {_MOST_ERROR_ON_CPU:.0e} in float32 on the CPU")
+
+
+def _second_limits(subject: Subject) -> list[ast.AST]:
+    """Where a limit is given once more, as a whole or in part."""
+    constants = ("CPU_FLOAT32", "GPU_BFLOAT16", "limit")
+    stores = [node for node in subject.test.all(ast.expr) if isinstance(getattr(node, "ctx", None), ast.Store)]
+    names = [node for node in stores if dotted(node).rpartition(".")[2] in constants]
+    first = {next((node for node in names if dotted(node) == name), None) for name in constants[:2]}
+    parts = [node for node in stores if isinstance(node, ast.Subscript) and dotted(node.value) in constants]
+    changed = subject.test.calls(
+        lambda name: name.startswith("GPU_BFLOAT16.") or name in ("setattr", "globals", "vars")
+    )
+    return [*(node for node in names if node not in first), *parts, *changed]
+
+
+def _free_limits(subject: Subject) -> list[ast.AST]:
+    """Comparisons with another limit than the pair's, and a `limit` that does not return the constants."""
+    method = subject.test.functions(subject.test.classes().get("Pair")).get("limit")
+    wanted = "CPU_FLOAT32 if self.device == 'cpu' else GPU_BFLOAT16[kind]"
+    free = [] if method and [ast.unparse(node) for node in _code(method)] == [f"return {wanted}"] else [method]
+    calls = [call for node in _tests(subject).values() for call in Dataflow(node).calls("assert_rmse_close")]
+    loose = [call for call in calls if len(call.args) != 4 or not ast.unparse(call.args[2]).startswith("pair.limit(")]
+    return [*(node or subject.test.tree.body[0] for node in free), *loose]
+
+
+def _code(function: Function) -> list[ast.stmt]:
+    """The statements of a function but its docstring."""
+    return function.body[ast.get_docstring(function) is not None :]
 
 
 def _blocks(subject: Subject) -> Outcome:
@@ -151,7 +212,7 @@ def _blocks(subject: Subject) -> Outcome:
     node, tested = _constant(subject, "BLOCKS")
     places = {_anywhere(path) for path in tested or {}}
     missing = [block.path for block in subject.blocks(*_TESTED_KINDS) if _anywhere(block.path) not in places]
-    used = _tests(subject).get("test_block") and _parametrized(subject, "test_block", "BLOCKS")
+    used = _parametrized(subject, "test_block", "BLOCKS") and _replays(subject, "test_block")
     return require(
         subject.test,
         [node] if node and used and not missing else [],
@@ -170,11 +231,20 @@ def _parametrized(subject: Subject, test: str, constant: str) -> bool:
     )
 
 
+def _replays(subject: Subject, test: str, what: str = "pair.actual.get_submodule(path)") -> list[ast.Call]:
+    """The calls by which a test gives the generated model what Hugging Face's was given."""
+    function = _tests(subject).get(test)
+    flow = Dataflow(function) if function else None
+    calls = flow.calls("call.replay") if flow else []
+    replayed = [call for call in calls if flow and call.args and ast.unparse(flow.origin(call.args[0])) == what]
+    return replayed if len(replayed) == len(calls) else []
+
+
 def _layers(subject: Subject) -> Outcome:
     node, tested = _constant(subject, "LAYERS")
     kinds = {kind.name for kind in subject.spec.layer_kinds}
     missing = kinds - set((tested or {}).values())
-    used = _parametrized(subject, "test_layer", "LAYERS")
+    used = _parametrized(subject, "test_layer", "LAYERS") and _replays(subject, "test_layer")
     found = [node] if node and used and not missing else []
     return require(subject.test, found, f"no test_layer of {', '.join(sorted(missing)) or 'LAYERS'}")
 
@@ -184,8 +254,8 @@ def _whole_model(subject: Subject) -> Outcome:
     test = _tests(subject).get("test_model")
     calls = subject.test.all(ast.Subscript, test) if test else []
     recorded = [node for node in calls if ast.unparse(node) == "pair.calls['']"]
-    replayed = _calls(subject, "call.replay", inside=test) if test else []
-    return require(subject.test, replayed if recorded else [], "no test_model that compares both models' logits")
+    replayed = _replays(subject, "test_model", "pair.actual") if recorded else []
+    return require(subject.test, replayed, "no test_model that compares both models' logits")
 
 
 def _export(subject: Subject) -> Outcome:
@@ -218,10 +288,18 @@ def _distinct_shapes(loop: ast.For) -> int:
 def _cached_decode(subject: Subject) -> Outcome:
     """What the cached graph generates is compared with Hugging Face's logits of the whole text."""
     test = _tests(subject).get("test_cached_decode")
-    ways = ("llm.generate", "continue_distinct")
-    made = [call for way in ways for call in _calls(subject, way, inside=test)] if test else []
-    reference = _calls(subject, "pair.expected", inside=test) if test else []
-    return require(subject.test, made if reference else [], "no test_cached_decode against whole texts")
+    flow = Dataflow(test) if test else None
+    compared = flow.calls("assert_rmse_close") if flow else []
+    right = [call for call in compared if flow and len(call.args) > 1 and _is_decode(flow, call)]
+    missing = "no test_cached_decode against whole texts"
+    return require(subject.test, right if len(right) == len(compared) else [], missing)
+
+
+def _is_decode(flow: Dataflow, call: ast.Call) -> bool:
+    """Whether the first value is what the cached graph gave, the second what Hugging Face's model gave."""
+    actual, expected = (flow.sources(arg) for arg in call.args[:2])
+    cached = bool(actual & {"llm.generate", "continue_distinct"}) and "pair.expected" not in actual
+    return cached and "pair.expected" in expected and "all_logprobs" not in expected
 
 
 EQUIVALENCE_CHECKS = [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+from contextlib import suppress
 
-from onboard.agents.source import Function, Outcome, forbid, parameters, require, required
+from onboard.agents.source import Function, Outcome, dotted, forbid, parameters, require, required
 from onboard.agents.subject import Subject, contract, style
 from onboard.codegen.model_file import first_position_expression
 
@@ -114,21 +115,49 @@ def _buffers(subject: Subject) -> Outcome:
         for call in subject.model.calls(lambda name: name.endswith(("register_buffer", "nn.Buffer")))
         if not any(key.arg == "persistent" and ast.unparse(key.value) == "False" for key in call.keywords)
     ]
-    return forbid(subject.model, [call for call in persistent if not _in_checkpoint(subject, call)])
+    return forbid(subject.model, [call for call in persistent if not _is_in_checkpoint(subject, call)])
 
 
-def _in_checkpoint(subject: Subject, call: ast.Call) -> bool:
-    """Whether the checkpoint has a tensor of the name that a buffer is registered or assigned under."""
+def _is_in_checkpoint(subject: Subject, call: ast.Call) -> bool:
+    """Whether the checkpoint has the tensor that a buffer is registered or assigned under, or the model has it not."""
     registered = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
     name = registered or subject.model.assigned(call)
-    return any(key.rpartition(".")[2] == name for key in subject.expected_shapes)
+    if any(key.rpartition(".")[2] == name for key in subject.expected_shapes):
+        return True
+    with suppress(Exception):  # a model that cannot be built may have it
+        return isinstance(name, str) and all(key.rpartition(".")[2] != name for key in subject.actual_shapes()[0])
+    return False
 
 
 def _sliced_once(subject: Subject) -> Outcome:
+    """Positions may scale a layer's queries; its tables are those that it is given."""
     inner = {block.class_name for block in subject.blocks("attention", "decoder_layer", "mlp")}
-    forwards = [forward for name, forward in subject.model.forwards().items() if name in inner]
-    uses = [arg for forward in forwards for arg in parameters(forward) if arg.arg == "position_ids"]
-    return forbid(subject.model, uses)
+    rotary = {block.class_name for block in subject.blocks("rotary")}
+    made = [node for node in subject.model.all(ast.Assign) if _makes(node.value, rotary)]
+    modules = {f"self.{target.attr}" for node in made for target in node.targets if isinstance(target, ast.Attribute)}
+    found = [
+        node
+        for name, forward in subject.model.forwards().items()
+        if name in inner
+        for node in subject.model.all(ast.AST, forward)
+        if _slices(node, modules)
+    ]
+    return forbid(subject.model, found)
+
+
+def _makes(value: ast.expr, classes: set[str]) -> bool:
+    return isinstance(value, ast.Call) and dotted(value.func) in classes
+
+
+def _slices(node: ast.AST, tables: set[str]) -> bool:
+    """Whether a node looks positions up, by itself or through a module that has tables."""
+    match node:
+        case ast.Subscript(slice=index):
+            return _mentions(index, "position_ids")
+        case ast.Call(func=function, args=args):
+            known = dotted(function) in tables or dotted(function).endswith(("gather", "index_select"))
+            return known and any(_mentions(arg, "position_ids") for arg in args)
+    return False
 
 
 def _module_tree(subject: Subject) -> Outcome:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 
-from onboard.agents.source import Outcome, Source, dotted, forbid
+from onboard.agents.source import Outcome, Source, definitions, dotted, forbid
 from onboard.agents.subject import Subject, contract, style
+from onboard.agents.written_out import Spot, written_out
 from onboard.ops import canonical_ops
 
 _OPS_OF_KIND = {
-    "attention": {"torch_attention", "torch_attention_sdpa", "torch_sparse_attention"},
+    "attention": {op for op in canonical_ops() if re.search("attention(?!_repeat_kv)|mla", op)},
     "rmsnorm": {"torch_rmsnorm"},
     "layernorm": {"torch_layernorm"},
 }
-_WRITTEN_OUT = {
-    "MultiheadAttention",
-    "RMSNorm",
-    "apply_rotary_pos_emb",
-    "layer_norm",
-    "rms_norm",
-    "rotate_half",
-    "rsqrt",
-    "scaled_dot_product_attention",
-}
-"""Calls that compute what a canonical op is there for."""
+_ROTATIONS = {"apply_rotary_pos_emb", "rotate_half"}
+"""Functions that compute what a canonical op of RoPE is there for."""
 _BACK_ENDS = ("triton", "flashinfer", "fla", "trtllm", "cutlass")
 
 
@@ -55,12 +48,27 @@ def _canonical_used(subject: Subject) -> Outcome:
 
 
 def _nothing_written_out(subject: Subject) -> Outcome:
-    attention = {block.class_name for block in subject.blocks("attention")}
-    found = subject.model.calls(lambda name: name.rpartition(".")[2] in _WRITTEN_OUT)
-    for name, node in subject.model.classes().items():
-        if name in attention:
-            found += subject.model.calls(lambda called: called.rpartition(".")[2] == "softmax", node)
+    """Of what the generator itself wrote, and proved: where it had no op, or did not see that there is one."""
+    found = [spot.node for spot in _spots(subject) if not spot.names & subject.edited]
+    found += subject.model.calls(lambda name: name.rpartition(".")[2] in _ROTATIONS)
     return forbid(subject.model, found)
+
+
+def _nothing_written_out_by_hand(subject: Subject) -> Outcome:
+    """Transforms see ops: attention that is none has no cache, and a norm that is none is never fused."""
+    return forbid(subject.model, [spot.node for spot in _spots(subject) if spot.names & subject.edited])
+
+
+def _spots(subject: Subject) -> list[Spot]:
+    """Where something is written out; a softmax in what the spec knows as attention is so without further signs."""
+    attention = {block.class_name for block in subject.blocks("attention")}
+    bodies = {name: node for name, node in definitions(subject.model).items() if name.partition(".")[0] in attention}
+    softmaxes = [
+        Spot(call, frozenset({name}))
+        for name, node in bodies.items()
+        for call in subject.model.calls(lambda called: called.rpartition(".")[2] == "softmax", node)
+    ]
+    return [*written_out(subject.model), *softmaxes]
 
 
 def _known_ops(subject: Subject) -> Outcome:
@@ -76,8 +84,9 @@ def _no_back_end(subject: Subject) -> Outcome:
 
 
 def _no_cache(subject: Subject) -> Outcome:
-    # Older code calls tables that it makes once "cached".
-    return forbid(subject.model, subject.model.named(r"[Cc]ache(?!d\b)|past_key_value"))
+    # Older code calls tables that it makes once "cached"; what a config calls its sizes is the checkpoint's affair.
+    found = subject.model.named(r"[Cc]ache(?!d\b)|past_key_value")
+    return forbid(subject.model, [node for node in found if not re.match(r"(self\.)?config\.", dotted(node))])
 
 
 def _no_training(subject: Subject) -> Outcome:
@@ -97,11 +106,12 @@ def _no_repeat(subject: Subject) -> Outcome:
 
 MODEL_OPS = [
     style("P01", "attention, RoPE and norms call the canonical op", _canonical_used),
-    style("P02", "nothing that a canonical op does is written out", _nothing_written_out),
+    style("P02", "nothing that a canonical op does is generated as written out", _nothing_written_out),
     contract("P03", "each torch.ops call is a canonical op", _known_ops),
     contract("P04", "no back end's op is called", _no_back_end),
     style("P05", "there is no key-value cache", _no_cache),
     style("P06", "there is no training path", _no_training),
     style("P07", "there are no attention variants to choose from", _no_attention_variants),
     style("P08", "keys and values are not repeated for grouped queries", _no_repeat),
+    contract("P09", "no edit writes out attention or a norm", _nothing_written_out_by_hand),
 ]

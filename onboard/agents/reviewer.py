@@ -8,14 +8,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from onboard.agents.equivalence_checks import EQUIVALENCE_CHECKS
+from onboard.agents.generated_tests import GENERATED_TESTS
 from onboard.agents.model_contract import MODEL_CONTRACT
 from onboard.agents.model_ops import MODEL_OPS
+from onboard.agents.model_safety import MODEL_SAFETY
 from onboard.agents.model_tidiness import MODEL_TIDINESS
 from onboard.agents.source import Source
 from onboard.agents.subject import Item, Kind, Subject
 from onboard.analysis.spec import ModelSpec
 
-CHECKLIST: list[Item] = [*MODEL_CONTRACT, *MODEL_OPS, *MODEL_TIDINESS, *EQUIVALENCE_CHECKS]
+CHECKLIST: list[Item] = [
+    *MODEL_CONTRACT,
+    *MODEL_OPS,
+    *MODEL_SAFETY,
+    *MODEL_TIDINESS,
+    *EQUIVALENCE_CHECKS,
+    *GENERATED_TESTS,
+]
 
 
 Verdict = Literal["PASS", "FAIL", "NOTE"]

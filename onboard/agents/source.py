@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +30,11 @@ class Source:
     def load(cls, path: Path, root: Path) -> Source:
         """Read a file; evidence shows its path relative to `root`."""
         shown = (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
-        text = path.read_text(encoding="utf-8")
+        return cls.parse(shown, path.read_text(encoding="utf-8"))
+
+    @classmethod
+    def parse(cls, shown: str, text: str) -> Source:
+        """Parse the text of a file; evidence calls it `shown`."""
         try:
             return cls(shown, text, ast.parse(text, shown))
         except SyntaxError as error:
@@ -132,3 +137,38 @@ def required(function: Function) -> list[ast.arg]:
     """Return the positional parameters that have no default."""
     args = [*function.args.posonlyargs, *function.args.args]
     return args[: len(args) - len(function.args.defaults)]
+
+
+def definitions(source: Source) -> dict[str, ast.AST]:
+    """Return functions by name, methods by `Class.method`, and what stands outside of them by "" and `Class.`."""
+    return {name: part for body, owner in _bodies(source) for name, part in _split(body, owner)}
+
+
+def _bodies(source: Source) -> Iterator[tuple[list[ast.stmt], str]]:
+    yield source.tree.body, ""
+    for name, node in source.classes().items():
+        yield node.body, f"{name}."
+
+
+def _split(body: list[ast.stmt], owner: str) -> Iterator[tuple[str, ast.AST]]:
+    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
+    yield from ((owner + node.name, node) for node in functions)
+    rest = [node for node in body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    yield owner, ast.Module(rest, [])
+
+
+def shape(node: ast.AST) -> str:
+    """Return what tells two pieces of code apart, whatever their comments, docstrings and layout are."""
+    return ast.dump(_WithoutDocstrings().visit(deepcopy(node)))
+
+
+class _WithoutDocstrings(ast.NodeTransformer):
+    def visit(self, node: ast.AST) -> ast.AST:
+        body = getattr(node, "body", None)
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and body
+            and ast.get_docstring(node) is not None
+        ):
+            node.body = body[1:]
+        return self.generic_visit(node)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,10 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from onboard.agents.source import Outcome, Source
+from onboard.agents.source import Outcome, Source, definitions, shape
 from onboard.analysis.composite import is_under
 from onboard.analysis.spec import Block, ModelSpec
 from onboard.analysis.tiny import load_config
+from onboard.codegen.model_file import generate_model_file
+from onboard.codegen.test_file import generate_test_file
 from onboard.graph.expert_weights import separate_experts
 from onboard.graph.reference import without_missing_towers
 from onboard.modeling import load_model_file, registered_config, registered_model
@@ -44,11 +49,55 @@ class Subject:
         shapes = _shapes(separate_experts(self._build(model_class)))
         return {name: shape for name, shape in shapes.items() if not is_under(name, self.spec.eager)}
 
-    def actual_shapes(self) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-        """Execute the model file; return the shapes in its model's state dict, and the names of the parameters."""
+    @cached_property
+    def built(self) -> nn.Module:
+        """The model of the file under review, built without memory; whatever the file raises is raised."""
         load_model_file(self.model_file)
-        model = self._build(registered_model(self.spec.config_class))
-        return _shapes(model.state_dict()), {name for name, _ in model.named_parameters()}
+        return self._build(registered_model(self.spec.config_class))
+
+    def actual_shapes(self) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+        """Return the shapes in the state dict of the model under review, and the names of its parameters."""
+        return _shapes(self.built.state_dict()), {name for name, _ in self.built.named_parameters()}
+
+    def in_use(self) -> dict[str, ast.ClassDef]:
+        """Return the classes that the model under review has modules of; all where it cannot be built."""
+        classes = self.model.classes()
+        with suppress(Exception):
+            used = {type(module).__name__ for module in self.built.modules()}
+            return {name: node for name, node in classes.items() if name in used}
+        return classes
+
+    def is_weight(self, attribute: str) -> bool:
+        """Whether the checkpoint has tensors under an attribute's name."""
+        return any(attribute in name.split(".") for name in self.expected_shapes)
+
+    @cached_property
+    def generated_model(self) -> Source | None:
+        """The model file as the generator makes it from the spec; None where it makes none."""
+        with suppress(Exception):  # then nothing in the file is the generator's
+            return Source.parse("models/generated.py", generate_model_file(self.spec))
+        return None
+
+    @cached_property
+    def generated_tests(self) -> Source | None:
+        """The tests as the shipped template makes them from the spec; None where it makes none."""
+        with suppress(Exception):
+            return Source.parse("tests/generated.py", generate_test_file(self.spec, code=self._code_folder()))
+        return None
+
+    def _code_folder(self) -> str | None:
+        """The folder, relative to the root, that the tests have a repository's code from."""
+        if self.spec.repository is None:
+            return None
+        texts = {str(node.value) for node in self.test.all(ast.Constant)}
+        return next((text for text in sorted(texts) if re.fullmatch(r"\.onboard/[\w.-]+/code", text)), None)
+
+    @cached_property
+    def edited(self) -> set[str]:
+        """The definitions of the model file that are not, or not so, in what the generator makes."""
+        made = {} if self.generated_model is None else definitions(self.generated_model)
+        shapes = {name: shape(node) for name, node in made.items()}
+        return {name for name, node in definitions(self.model).items() if shape(node) != shapes.get(name)}
 
     def _build(self, model_class: type[nn.Module]) -> nn.Module:
         own: Any = model_class
