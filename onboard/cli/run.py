@@ -48,6 +48,9 @@ def run(
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="Round the same whatever else is in the batch; slower.")
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="A fallback, or a model file that has not passed its tests, is an error.")
+    ] = False,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -70,7 +73,7 @@ def run(
         n=n,
     )
     where = {"root": root, "config": config, "device": device.value, "dtype": dtype.value}
-    llm = _load(model, mode=mode.value, batch_invariant=batch_invariant, **where)
+    llm = _load(model, mode=mode.value, batch_invariant=batch_invariant, strict=strict, **where)
     outputs = _generate(llm, wanted, params)
     for fact in llm.engine.facts:
         print(f"note: {fact}", file=sys.stderr)

@@ -81,6 +81,8 @@ class LLM:
     `device="auto"` is a GPU where there is one; `dtype="auto"` the checkpoint's there, float32 on the CPU. `mode` "hf"
     or "transformers" runs transformers' own model, which need not be onboarded; `engine.facts` says what that loses.
     `batch_invariant=True` makes answers independent of what else is in the batch, bit for bit, or says why it cannot.
+    `strict=True` makes an error of what is otherwise a fact: a fallback, or a model file that is not the one whose
+    tests passed under `root`.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class LLM:
         config: ConfigLike = None,
         mode: Mode = "graph",
         batch_invariant: bool = False,
+        strict: bool = False,
     ) -> None:
         if world_size > 1:
             raise UsageError(f"world_size is {world_size} and models run on one device", hint="Set it to 1")
@@ -101,7 +104,7 @@ class LLM:
         overrides["batch_invariant"] = batch_invariant
         self.runtime: RuntimeConfig = resolve_config(str(model), folder, config, overrides)
         checkpoint = find_checkpoint(self.runtime)
-        self.engine: Engine = build_engine(checkpoint, self.runtime, root=folder, model=str(model))
+        self.engine: Engine = build_engine(checkpoint, self.runtime, root=folder, model=str(model), strict=strict)
 
     def generate(
         self,
