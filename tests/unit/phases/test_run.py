@@ -237,6 +237,13 @@ def test_the_phase_runs_reduced_then_full_and_archives_the_log(random_checkpoint
     assert log.name.startswith("random_")
     assert log.name.endswith("_success.log")
     assert "=== all layers" in log.read_text()
+    for told in (
+        "settings: device cpu",
+        "transform factory/build_model: 1 matches",
+        "prompt [",
+        "compared what cached",
+    ):
+        assert log.read_text().count(told) >= 2, told
     assert not context.artifact("agent.json").exists()
     assert "success" in context.worklog.path.read_text()  # type: ignore[union-attr]
 
