@@ -22,14 +22,14 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from onboard.agents.comparison import Observed, compare
+from onboard.agents.comparison import Observed, compare, compare_with_itself
 from onboard.agents.run_log import tell_built, tell_compared, tell_ended, tell_generated
 from onboard.agents.session import Session
 from onboard.config import RuntimeConfig
 from onboard.errors import NotFiniteError, OnboardError
 from onboard.graph.context import TransformContext
 from onboard.registry import load_standalone
-from onboard.runtime.reference import reference_logits, release
+from onboard.runtime.reference import reference_logits, release, why_no_reference
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,7 +69,7 @@ def run(
         config = _adapted(config, facts, device=device, dtype=dtype, num_hidden_layers=num_hidden_layers)
         observed, context, notes = _ours(config, root, result)
         release()
-        result |= _judge(observed, context, notes)
+        result |= _judge(observed, context, notes, facts)
         result["status"] = "bad_generation" if result["error"] else "success"
     except NotFiniteError as error:
         result |= {"status": "bad_generation", "error": error.message}
@@ -95,13 +95,17 @@ def _ours(config: RuntimeConfig, root: Path, result: dict[str, Any]) -> tuple[Ob
     return observed, session.context, session.notes
 
 
-def _judge(observed: Observed, context: TransformContext, notes: list[str]) -> dict[str, Any]:
+def _judge(observed: Observed, context: TransformContext, notes: list[str], facts: list[str]) -> dict[str, Any]:
     """Compare what was computed with transformers; `error` says what is wrong, if anything."""
     found: dict[str, Any] = {"finite": observed.finite, "comparison": None, "text": None}
     if not observed.finite:
         return found | {"error": "the logits are not finite"}
-    reference = reference_logits(context, [passage.asked for passage in observed.passages])
-    comparison = compare(observed, reference, context.dtype, notes)
+    if reason := why_no_reference(context):
+        facts.append(f"not compared with transformers: {reason}")
+        comparison = compare_with_itself(observed, context.dtype, reason)
+    else:
+        reference = reference_logits(context, [passage.asked for passage in observed.passages])
+        comparison = compare(observed, reference, context.dtype, notes)
     found |= {"comparison": comparison.as_dict(), "text": asdict(comparison.text), "error": comparison.problem}
     tell_compared(found["comparison"], found["text"])
     return found

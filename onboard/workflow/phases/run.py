@@ -144,7 +144,8 @@ def summary(runs: dict[str, dict[str, Any]]) -> str:
     full = runs["full"]
     device, dtype = full["settings"]["device"], full["settings"]["dtype"]
     largest = max(check["error"] for check in full["comparison"]["checks"])
-    found = [f"{device} {dtype}", f"logits within {largest:.1e} of transformers'"]
+    beside = "its own prefill's" if full["comparison"]["reference"].startswith("none") else "transformers'"
+    found = [f"{device} {dtype}", f"logits within {largest:.1e} of {beside}"]
     found += [f"{full['tokens_per_second']:.0f} tokens/s", f"text {full['text']['verdict']}: {full['text']['reason']}"]
     return ", ".join(found)
 

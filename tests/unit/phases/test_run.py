@@ -128,6 +128,13 @@ def test_without_a_tokenizer_prompts_are_token_ids(random_checkpoint: Path, root
     assert (result["comparison"]["agrees"], result["text"]["verdict"]) == (True, "not judged")
 
 
+def test_random_weights_by_configuration_are_compared_with_nothing(random_checkpoint: Path, root: Path) -> None:
+    result = _run(random_checkpoint, root, skip_loading_weights=True)
+    assert result["status"] == "success", result["error"]
+    assert result["comparison"]["reference"].startswith("none")
+    assert any("not compared with transformers" in fact for fact in result["facts"])
+
+
 def _break(root: Path, old: str, new: str) -> None:
     path = root / "models" / "modeling_llama.py"
     text = path.read_text()
