@@ -26,7 +26,7 @@ FLOOR = 0.03
 TIE = 10.0
 """A chosen token may lie so many limits below the best, in deviations of its row: each of two logits errs by five."""
 
-Kind = Literal["prompt", "long prompt", "text"]
+Kind = Literal["prompt", "long prompt", "text", "media"]
 Logits = list[torch.Tensor]
 
 
@@ -38,11 +38,15 @@ class Passage:
     ids: list[int]
     chosen: tuple[int, ...] = ()
     """The tokens chosen greedily after the last `len(chosen)` of `ids`, each given all those before it."""
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What a processor made of an image or a sound; then only the rows of the choices are compared."""
 
     @property
     def asked(self) -> Asked:
         """The rows that are compared: of a long passage the last ones and some of those before."""
         length = len(self.ids)
+        if self.kind == "media":
+            return Asked(self.ids, list(range(length - len(self.chosen), length)), self.inputs)
         last = max(0, length - max(len(self.chosen), 256))
         return Asked(self.ids, sorted({*range(0, length, max(1, length // 256)), *range(last, length)}))
 
@@ -149,9 +153,27 @@ def compare(observed: Observed, reference: Reference, dtype: torch.dtype, notes:
     found = [_check("prefill", dtype, prompts, ours, exact, own)]
     found.append(_check("cached decode", dtype, prompts, observed.decoded, exact, own))
     found += [_check(kind, dtype, *prefill[kind]) for kind in ("long prompt", "text") if prefill[kind][0]]
+    media, ours, exact, own = _select(observed, reference, "media")
+    if media:
+        exact, own = _log_softmax(exact), _log_softmax(own) if own else None
+        found.append(_check("with an image or a sound", dtype, media, ours, exact, own))
     tokens = _tokens(observed.passages, reference, found[1].limit or 0.0)
     return Comparison(found, tokens, _text(dtype, *prefill["text"]), reference.how, notes)
 
+
+def compare_with_itself(observed: Observed, dtype: torch.dtype, reason: str) -> Comparison:
+    """Compare cached decode with our own prefill, where transformers' logits cannot be had for a `reason`."""
+    prefill = Reference(observed.prefill, None, "none: with its own prefill")
+    prompts, ours, _, _ = _select(observed, prefill, "prompt")
+    sizes = sum(map(len, ours)), max(len(passage.ids) for passage in prompts)
+    found = Check("cached decode", *sizes, _number(_worst(observed.decoded, ours)), ITSELF_LIMIT[dtype])
+    tokens = _tokens(observed.passages, prefill, ITSELF_LIMIT[dtype])
+    notes = [f"not compared with transformers: {reason}"]
+    return Comparison([found], tokens, Text("not judged", reason), prefill.how, notes)
+
+
+ITSELF_LIMIT = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+"""Of cached decode against prefill: both round to the dtype, in different orders."""
 
 _Selected = tuple[list[Passage], Logits, Logits, Logits | None]
 
@@ -166,6 +188,11 @@ def _select(observed: Observed, reference: Reference, kind: str) -> _Selected:
         [exact[number] for number in chosen],
         [own[number] for number in chosen] if own else None,
     )
+
+
+def _log_softmax(logits: Logits) -> Logits:
+    """Return log-probabilities, which is what an engine's outputs have."""
+    return [rows.log_softmax(dim=-1) for rows in logits]
 
 
 def _check(

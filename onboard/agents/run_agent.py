@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
-from onboard.agents.comparison import Observed, compare
+from onboard.agents.comparison import Observed, compare, compare_with_itself
+from onboard.agents.run_log import tell_built, tell_compared, tell_ended, tell_generated
 from onboard.agents.session import Session
 from onboard.config import RuntimeConfig
 from onboard.errors import NotFiniteError, OnboardError
 from onboard.graph.context import TransformContext
 from onboard.registry import load_standalone
-from onboard.runtime.reference import reference_logits, release
-
-log = logging.getLogger("onboard.run")
+from onboard.runtime.reference import reference_logits, release, why_no_reference
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     if options.exit_with_parent:
         threading.Thread(target=_exit_with_parent, daemon=True).start()
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
+    logging.getLogger("onboard").setLevel(logging.INFO)
+    disable_progress_bar()
     result = run(
         load_standalone(options.config),
         options.root,
@@ -67,13 +69,14 @@ def run(
         config = _adapted(config, facts, device=device, dtype=dtype, num_hidden_layers=num_hidden_layers)
         observed, context, notes = _ours(config, root, result)
         release()
-        result |= _judge(observed, context, notes)
+        result |= _judge(observed, context, notes, facts)
         result["status"] = "bad_generation" if result["error"] else "success"
     except NotFiniteError as error:
         result |= {"status": "bad_generation", "error": error.message}
     except Exception as error:  # whatever a model, a kernel or a library raises is this run's result
         traceback.print_exc()
         result["error"] = _one_line(error)
+    tell_ended(result)
     device_type = result.get("settings", {}).get("device", "cpu")
     return {"peak_memory_bytes": peak_memory(device_type)} | result
 
@@ -83,21 +86,29 @@ def _ours(config: RuntimeConfig, root: Path, result: dict[str, Any]) -> tuple[Ob
     session = Session.start(config, root)
     result |= {"settings": session.settings(), "status": "runtime_error"}
     result["transforms"] = [asdict(entry) for entry in session.llm.engine.history]
+    tell_built(result["settings"], result["transforms"])
     result |= session.generate(result["facts"])
+    tell_generated(result["prompts"])
     result["peak_memory_bytes"] = peak_memory(session.context.device.type)
     observed = session.observe()
     result["facts"] += session.llm.engine.facts
     return observed, session.context, session.notes
 
 
-def _judge(observed: Observed, context: TransformContext, notes: list[str]) -> dict[str, Any]:
+def _judge(observed: Observed, context: TransformContext, notes: list[str], facts: list[str]) -> dict[str, Any]:
     """Compare what was computed with transformers; `error` says what is wrong, if anything."""
     found: dict[str, Any] = {"finite": observed.finite, "comparison": None, "text": None}
     if not observed.finite:
         return found | {"error": "the logits are not finite"}
-    reference = reference_logits(context, [passage.asked for passage in observed.passages])
-    comparison = compare(observed, reference, context.dtype, notes)
-    return found | {"comparison": comparison.as_dict(), "text": asdict(comparison.text), "error": comparison.problem}
+    if reason := why_no_reference(context):
+        facts.append(f"not compared with transformers: {reason}")
+        comparison = compare_with_itself(observed, context.dtype, reason)
+    else:
+        reference = reference_logits(context, [passage.asked for passage in observed.passages])
+        comparison = compare(observed, reference, context.dtype, notes)
+    found |= {"comparison": comparison.as_dict(), "text": asdict(comparison.text), "error": comparison.problem}
+    tell_compared(found["comparison"], found["text"])
+    return found
 
 
 def peak_memory(device_type: str) -> int:
@@ -115,7 +126,8 @@ def _adapted(
     for name, value in (("device", device), ("dtype", dtype)):
         if value not in ("auto", getattr(config, name)):
             changes[name] = value
-            facts.append(f"{name} is {value} for this run; the config says {getattr(config, name)}")
+            if getattr(config, name) != "auto":
+                facts.append(f"{name} is {value} for this run; the config says {getattr(config, name)}")
     if num_hidden_layers is not None:
         changes["model_kwargs"] = config.model_kwargs | {"num_hidden_layers": num_hidden_layers}
     return RuntimeConfig.model_validate(config.model_dump(exclude_unset=True) | changes)

@@ -12,8 +12,10 @@ import torch
 
 from onboard.agents.comparison import Observed, Passage, passages
 from onboard.agents.held_out import stories
+from onboard.agents.media import MediaPrompt, media_prompts
 from onboard.agents.run_prompts import LONG_TOKENS, Prompt, build_prompts, long_length, long_prompt
 from onboard.config import RuntimeConfig
+from onboard.errors import OnboardError, UsageError
 from onboard.graph.checkpoint import Checkpoint
 from onboard.graph.context import TransformContext
 from onboard.hub import open_source
@@ -111,14 +113,36 @@ class Session:
     def observe(self) -> Observed:
         """Return the logits that are compared with transformers'; nothing can be generated after."""
         self._read_long_prompt()
+        media = self._read_media()
         self.passages += [Passage("text", ids) for ids in self._held_out()]
         prefill = [self.llm.logits(passage.ids)[passage.asked.rows] for passage in self.passages]
-        return Observed(self.passages, prefill, self._decoded())
+        self.passages += [passage for passage, _ in media]
+        return Observed(self.passages, [*prefill, *(rows for _, rows in media)], self._decoded())
 
     def _read_long_prompt(self) -> None:
-        params = SamplingParams(max_tokens=LONG_TOKENS, temperature=0.0)
+        params = SamplingParams(max_tokens=LONG_TOKENS, temperature=0.0, ignore_eos=True)
         [output] = self.llm.generate([self.long_ids], params)
         self.passages += passages("long prompt", self.long_ids, output.token_ids, self.llm.engine.rope)
+
+    def _read_media(self) -> list[tuple[Passage, torch.Tensor]]:
+        """Return the log-probabilities of what follows prompts with an image or a sound, [tokens, vocabulary]."""
+        composite, vocabulary = self.llm.engine.composite, self.context.factory.text_config.vocab_size
+        if composite is None:
+            return []
+        try:
+            prompts = media_prompts(composite.model, vocabulary, self.context.dtype)
+            return [self._read_media_prompt(prompt, vocabulary) for prompt in prompts]
+        except (OnboardError, UsageError) as error:
+            self.notes.append(f"no prompt with an image or a sound was read: {error}")
+            return []
+
+    def _read_media_prompt(self, prompt: MediaPrompt, vocabulary: int) -> tuple[Passage, torch.Tensor]:
+        params = SamplingParams(max_tokens=LONG_TOKENS, temperature=0.0, ignore_eos=True, logprobs=vocabulary)
+        [output] = self.llm.generate({"prompt_token_ids": prompt.ids, "processed": prompt.inputs}, params)
+        assert output.logprobs is not None
+        ids, inputs = [*prompt.ids, *output.token_ids[:-1]], prompt.followed_by(len(output.token_ids) - 1)
+        rows = torch.tensor([[step[token] for token in range(vocabulary)] for step in output.logprobs])
+        return Passage("media", ids, tuple(output.token_ids), inputs), rows
 
     def _held_out(self) -> list[list[int]]:
         """Return the tokens of held-out stories."""

@@ -49,7 +49,7 @@ def run(
         bool, typer.Option("--batch-invariant", help="Round the same whatever else is in the batch; slower.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="A failing transform, or a model whose run has not passed, is an error.")
+        bool, typer.Option("--strict", help="A fallback, or a model that is not as it was tested and run, is an error.")
     ] = False,
     offline: options.Offline = False,
     as_json: options.AsJson = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,13 @@ from onboard.graph.invariants import uncached_attention
 from onboard.graph.pipeline import Observer, Pipeline, load_pipeline
 from onboard.runtime.engine import Engine
 from onboard.runtime.rope import length_dependent_rope
+from onboard.runtime.tested_file import why_untested
 from onboard.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from onboard.runtime.composite import Composite
+
+log = logging.getLogger("onboard.runtime")
 
 
 def build_engine(
@@ -38,10 +42,13 @@ def build_engine(
     """Build the model's cached graph and everything around it.
 
     `checkpoint` holds config.json and (unless `skip_loading_weights`) safetensors; `root` is where the generated file
-    is looked up first; `model` is what the user called it, for messages. Raises `OnboardError` when the model was not
-    onboarded and `UsageError` for a configuration that does not fit the model or the machine.
+    is looked up first; `model` is what the user called it, for messages; with `strict` fallbacks and a model file whose
+    tests did not pass are errors. Raises `OnboardError` when the model was not onboarded and `UsageError` for a
+    configuration that does not fit the model or the machine.
     """
     context = make_context(checkpoint, runtime, root=root, model=model)
+    if strict:
+        _check_tested(context, _onboard_command(root, model or str(checkpoint)))
     transforms = load_pipeline(runtime.transforms, runtime.mode)
     pipeline = Pipeline(transforms, dump_dir=dump_dir, strict=strict, cache=_graph_cache(context))
     if runtime.mode == "graph":
@@ -149,6 +156,9 @@ def make_context(
     factory.dtype = resolve_dtype(runtime.dtype, factory.config, device)
     if runtime.mode == "graph":
         _check_onboarded(factory.config.model_type, root, model or str(checkpoint))
+        if (fact := why_untested(factory.model_file(), root)) is not None:
+            log.warning(fact)
+            facts.append(fact)
     return TransformContext(
         factory=factory,
         runtime=_fitted(runtime, factory.text_config, factory.first_position),
@@ -213,8 +223,18 @@ def max_positions(config: Any) -> int | None:
 
 def _check_onboarded(model_type: str, root: Path | None, model: str) -> None:
     if not content_path("models", f"modeling_{model_type}.py", root=root).is_file():
-        command = f"onboard {model}" + (f" --root {root}" if root is not None else "")
-        raise OnboardError(f"{model} ({model_type}) was not onboarded", hint=f"Run: {command}")
+        raise OnboardError(f"{model} ({model_type}) was not onboarded", hint=f"Run: {_onboard_command(root, model)}")
+
+
+def _check_tested(context: TransformContext, command: str) -> None:
+    """Raise `OnboardError` when a generated file is to run that is not the one whose tests passed."""
+    factory = context.factory
+    if factory.mode == "graph" and (fact := why_untested(factory.model_file(), factory.root)) is not None:
+        raise OnboardError(f"strict: {fact}", hint=f"Run: {command}")
+
+
+def _onboard_command(root: Path | None, model: str) -> str:
+    return f"onboard {model}" + (f" --root {root}" if root is not None else "")
 
 
 def _fitted(runtime: RuntimeConfig, config: Any, first_position: int) -> RuntimeConfig:

@@ -82,7 +82,8 @@ class LLM:
     `device="auto"` is a GPU where there is one; `dtype="auto"` the checkpoint's there, float32 on the CPU. `mode` "hf"
     or "transformers" runs transformers' own model, which need not be onboarded; `engine.facts` says what that loses.
     `batch_invariant=True` makes answers independent of what else is in the batch, bit for bit, or says why it cannot.
-    `strict=True` makes a transform that fails, and a registered model whose run has not passed, an error.
+    `strict=True` makes an error of what is otherwise a fact: a fallback, a model file that is not the one whose tests
+    passed under `root`, a registered model whose run has not passed.
     """
 
     def __init__(

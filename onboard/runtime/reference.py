@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from onboard.errors import OnboardError
+from onboard.gpu import system_memory
+from onboard.graph.checkpoint import Checkpoint
 from onboard.graph.context import TransformContext
 from onboard.graph.reference import load_reference
+
+_MEMORY_SHARE = 0.8
+"""Of the free memory: the rest is for activations."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A sequence of tokens, and the rows of its logits that are wanted."""
+    """A sequence of tokens, the rows of its logits that are wanted, and what a processor made beside the tokens."""
 
     ids: list[int]
     rows: list[int]
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def whole(cls, ids: Sequence[int]) -> Asked:
@@ -47,13 +55,32 @@ def reference_logits(context: TransformContext, asked: Sequence[Asked]) -> Refer
     Raises:
         OnboardError: transformers cannot load the checkpoint, or finds weights missing.
     """
+    run, how = (_run, "whole") if fits(context) else (_run_layer_by_layer, "layer by layer")
     own, dtypes = None, None
     if context.dtype != torch.float32:
-        own, dtypes = _run(context, asked, context.dtype)
+        own, dtypes = run(context, asked, context.dtype, None)
         release()
-    exact, _ = _run(context, asked, torch.float32, dtypes)
+    exact, _ = run(context, asked, torch.float32, dtypes)
     release()
-    return Reference(exact, own, "whole")
+    return Reference(exact, own, how)
+
+
+def why_no_reference(context: TransformContext) -> str:
+    """Return why transformers has no logits for a run; empty when it has."""
+    if context.runtime.skip_loading_weights:
+        return "the run's weights are random, not the checkpoint's"
+    if not type(context.factory.config).__module__.startswith("transformers."):
+        return "the model's own code is run in its sandbox alone, where its tests are"
+    return ""
+
+
+def fits(context: TransformContext) -> bool:
+    """Whether the checkpoint's weights fit in float32 into the memory that the device has free."""
+    sizes = Checkpoint(context.factory.checkpoint).names().values()
+    needed = 4 * sum(math.prod(meta.shape) for meta in sizes)
+    if context.device.type == "cuda":
+        return needed < _MEMORY_SHARE * torch.cuda.mem_get_info(context.device)[0]
+    return needed < _MEMORY_SHARE * system_memory().free
 
 
 Dtypes = dict[str, torch.dtype]
@@ -62,7 +89,7 @@ Dtypes = dict[str, torch.dtype]
 
 @torch.inference_mode()
 def _run(
-    context: TransformContext, asked: Sequence[Asked], dtype: torch.dtype, rounded: Dtypes | None = None
+    context: TransformContext, asked: Sequence[Asked], dtype: torch.dtype, rounded: Dtypes | None
 ) -> tuple[list[torch.Tensor], Dtypes]:
     """Return the logits of the model in a dtype, with its weights `rounded` before, and the weights' dtypes."""
     model = _load(context, dtype)
@@ -70,6 +97,25 @@ def _run(
         for name, parameter in model.named_parameters():
             parameter.data = parameter.data.to(rounded[name]).to(parameter.dtype)
     return _logits(model, asked), {name: parameter.dtype for name, parameter in model.named_parameters()}
+
+
+@torch.inference_mode()
+def _run_layer_by_layer(
+    context: TransformContext, asked: Sequence[Asked], dtype: torch.dtype, rounded: Dtypes | None
+) -> tuple[list[torch.Tensor], Dtypes]:
+    """Do what `_run` does, with the weights of one layer at a time."""
+    from onboard.runtime.layerwise import LayerByLayer
+
+    def rounding(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if rounded is None else tensor.to(rounded[name]).to(tensor.dtype)
+
+    factory = copy.copy(context.factory)
+    factory.dtype = dtype
+    model = factory.composite()
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters(remove_duplicate=False)}
+    parts = LayerByLayer(model, Checkpoint(factory.checkpoint), context.device, rounding)
+    with _exact_products():
+        return parts.run([partial(_rows, asked=each, device=context.device) for each in asked]), dtypes
 
 
 def release() -> None:
@@ -102,12 +148,16 @@ def _load(context: TransformContext, dtype: torch.dtype) -> Any:
 
 def _logits(model: nn.Module, asked: Sequence[Asked]) -> list[torch.Tensor]:
     with _exact_products():
-        return [_rows(model, each) for each in asked]
+        return [_rows(model, each, next(model.parameters()).device) for each in asked]
 
 
-def _rows(model: nn.Module, asked: Asked) -> torch.Tensor:
-    device = next(model.parameters()).device
-    logits: torch.Tensor = model(input_ids=torch.tensor([asked.ids], device=device), use_cache=False).logits
+def _rows(model: Any, asked: Asked, device: torch.device) -> torch.Tensor:
+    ids = torch.tensor([asked.ids], device=device)
+    inputs = {
+        name: value.to(device, model.dtype if value.is_floating_point() else None)
+        for name, value in asked.inputs.items()
+    }
+    logits: torch.Tensor = model(input_ids=ids, use_cache=False, **inputs).logits
     return logits[0, asked.rows].float().cpu()
 
 

@@ -1,5 +1,6 @@
-"""run: build the model from its standalone config and generate, with reduced layers first, then with all.
+"""run: build the model from its standalone config and compare it with transformers, reduced layers first, then all.
 
+The reduced run is in float32, where rounding hides nothing; the full one in the dtype that the model is served in.
 Each run is a process of its own (`onboard.agents.run_agent`). Every prompt and every output is kept verbatim in
 `run.json`; the processes' log is archived beside it.
 """
@@ -16,7 +17,8 @@ from onboard import registry
 from onboard.analysis.spec import ModelSpec
 from onboard.content import content_path
 from onboard.errors import OnboardError
-from onboard.workflow.checkpoint import layer_kinds
+from onboard.gpu import device_memory
+from onboard.workflow.checkpoint import layer_kinds, native_values
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.verdict import recorded
@@ -79,11 +81,26 @@ class Run(Phase):
         log.unlink(missing_ok=True)
         runs: dict[str, dict[str, Any]] = {}
         if layers < total:
-            runs["reduced"] = run_agent(context, log, f"{layers} of {total} layers", layers)
+            exact = _fits_float32(context, layers / total)
+            described = f"{layers} of {total} layers{', float32' if exact else ''}"
+            runs["reduced"] = run_agent(context, log, described, layers, dtype="float32" if exact else None)
             if runs["reduced"]["status"] != "success":
                 return runs
         runs["full"] = run_agent(context, log, "all layers", None)
+        if layers == total and runs["full"].get("settings", {}).get("dtype") != "float32" and _passed(runs):
+            runs["exact"] = run_agent(context, log, "all layers, float32", None, dtype="float32")
         return runs
+
+
+def _passed(runs: dict[str, dict[str, Any]]) -> bool:
+    return all(run["status"] == "success" for run in runs.values())
+
+
+def _fits_float32(context: RunContext, share: float) -> bool:
+    """Whether a share of the layers fits the device in float32, in which a fault shows that half precision hides."""
+    config = native_values(context.spec.config)
+    tables = 2 * (config.get("vocab_size") or 0) * (config.get("hidden_size") or 0)
+    return 4 * (share * context.spec.num_parameters + tables) < 0.8 * device_memory(context.options.device).total
 
 
 def reduced_layers(spec: ModelSpec) -> tuple[int, int]:
@@ -100,12 +117,17 @@ def agent_command(context: RunContext) -> str:
     return " ".join([*command, "--config", context.read_json(REGISTRATION)["config"], *_overrides(context)])
 
 
-def run_agent(context: RunContext, log: Path, description: str, layers: int | None) -> dict[str, Any]:
-    """Run the agent in a process of its own, its output appended to `log`; return its result."""
+def run_agent(
+    context: RunContext, log: Path, description: str, layers: int | None, *, dtype: str | None = None
+) -> dict[str, Any]:
+    """Run the agent in a process of its own, its output appended to `log`; return its result.
+
+    `dtype` is this run's own, in place of the one that the user asked for.
+    """
     output = context.artifact("agent.json")
     output.unlink(missing_ok=True)
     arguments = ["--config", _config_path(context), "--root", context.root, "--output", output, "--exit-with-parent"]
-    arguments += _overrides(context)
+    arguments += _overrides(context, dtype)
     arguments += ["--layers", str(layers)] if layers is not None else []
     words = ["onboard.agents.run_agent", *map(str, arguments)]
     # The weights are here by now: nothing is to be fetched from inside the run.
@@ -124,14 +146,15 @@ def summary(runs: dict[str, dict[str, Any]]) -> str:
     full = runs["full"]
     device, dtype = full["settings"]["device"], full["settings"]["dtype"]
     largest = max(check["error"] for check in full["comparison"]["checks"])
-    found = [f"{device} {dtype}", f"logits within {largest:.1e} of transformers'"]
+    beside = "its own prefill's" if full["comparison"]["reference"].startswith("none") else "transformers'"
+    found = [f"{device} {dtype}", f"logits within {largest:.1e} of {beside}"]
     found += [f"{full['tokens_per_second']:.0f} tokens/s", f"text {full['text']['verdict']}: {full['text']['reason']}"]
     return ", ".join(found)
 
 
-def _overrides(context: RunContext) -> list[str]:
+def _overrides(context: RunContext, dtype: str | None = None) -> list[str]:
     """Return the device and dtype that the user asked for, as arguments of the agent."""
-    asked = {"--device": context.options.device, "--dtype": context.options.dtype}
+    asked = {"--device": context.options.device, "--dtype": dtype or context.options.dtype}
     return [word for name, value in asked.items() if value != "auto" for word in (name, value)]
 
 

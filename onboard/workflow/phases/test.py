@@ -47,7 +47,9 @@ class TestPhase(Phase):
         with _runnable_root(context) as root:
             gpu = context.options.device != "cpu" and not own_code  # that runs without devices
             record = run_tests(root, test_file, gpu=gpu, run=partial(remote.run_pytest, context) if own_code else local)
-        context.write_json("tests.json", record)
+        path = model_path(context)
+        model_file = {"path": path.as_posix(), "sha256": context.files.digest(context.root / path)}
+        context.write_json("tests.json", record | {"model_file": model_file})
         tests = record["tests"]
         if failed := [test for test in tests if test["status"] == "failed"]:
             raise OnboardError(

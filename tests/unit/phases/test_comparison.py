@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from onboard.agents.comparison import Comparison, Observed, Passage, compare, passages
+from onboard.agents.comparison import Comparison, Observed, Passage, compare, compare_with_itself, passages
 from onboard.runtime.reference import Reference
 from onboard.runtime.rope import LengthDependentRope
 
@@ -99,3 +99,13 @@ def test_of_a_long_passage_the_last_rows_and_some_before_are_compared() -> None:
     assert rows[-256:] == list(range(4000 - 256, 4000))
     assert len(rows) < 600
     assert max(b - a for a, b in zip(rows, rows[1:], strict=False)) == 15
+
+
+def test_without_transformers_cached_decode_is_compared_with_our_own_prefill(generator: torch.Generator) -> None:
+    ours = _exact(generator)
+    passage = Passage("prompt", list(range(len(ours))), tuple(ours[-5:].argmax(-1).tolist()))
+    found = compare_with_itself(Observed([passage], [ours], [ours]), torch.float32, "why")
+    assert (found.problem, found.text.verdict, found.reference[:4]) == (None, "not judged", "none")
+    assert found.notes == ["not compared with transformers: why"]
+    observed = Observed([passage], [ours], [_off(ours, 1e-4, generator)])
+    assert "cached decode" in (compare_with_itself(observed, torch.float32, "why").problem or "")

@@ -128,6 +128,13 @@ def test_without_a_tokenizer_prompts_are_token_ids(random_checkpoint: Path, root
     assert (result["comparison"]["agrees"], result["text"]["verdict"]) == (True, "not judged")
 
 
+def test_random_weights_by_configuration_are_compared_with_nothing(random_checkpoint: Path, root: Path) -> None:
+    result = _run(random_checkpoint, root, skip_loading_weights=True)
+    assert result["status"] == "success", result["error"]
+    assert result["comparison"]["reference"].startswith("none")
+    assert any("not compared with transformers" in fact for fact in result["facts"])
+
+
 def _break(root: Path, old: str, new: str) -> None:
     path = root / "models" / "modeling_llama.py"
     text = path.read_text()
@@ -237,6 +244,13 @@ def test_the_phase_runs_reduced_then_full_and_archives_the_log(random_checkpoint
     assert log.name.startswith("random_")
     assert log.name.endswith("_success.log")
     assert "=== all layers" in log.read_text()
+    for told in (
+        "settings: device cpu",
+        "transform factory/build_model: 1 matches",
+        "prompt [",
+        "compared what cached",
+    ):
+        assert log.read_text().count(told) >= 2, told
     assert not context.artifact("agent.json").exists()
     assert "success" in context.worklog.path.read_text()  # type: ignore[union-attr]
 

@@ -1,0 +1,82 @@
+"""A composite's run has a prompt with an image or a sound, made from what its towers take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlavaConfig, Mistral3Config, VoxtralConfig
+
+from onboard.agents.media import media_prompts
+from onboard.agents.run_agent import run
+from onboard.agents.run_prompts import LONG_TOKENS
+from onboard.analysis.tiny import randomize
+from onboard.config import RuntimeConfig
+from onboard.graph.architecture import causal_lm_class
+from onboard.runtime.composite import Composite
+from onboard.runtime.prompt_inputs import PromptInputs
+from tests.unit.runtime.test_prompts_with_images import TEXT, gemma, onboarded, qwen
+
+VISION = {
+    **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"image_size": 56, "patch_size": 14},
+}
+SOUND = {
+    **{"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"num_mel_bins": 16, "max_source_positions": 32},
+}
+
+
+def llava() -> Any:
+    text, vision = {"model_type": "llama", **TEXT}, {"model_type": "clip_vision_model", **VISION}
+    return LlavaConfig(text_config=text, vision_config=vision, image_token_index=120)
+
+
+def mistral() -> Any:
+    text = {"model_type": "mistral", **TEXT, "head_dim": 16}
+    vision = {"model_type": "pixtral", **VISION, "head_dim": 16}
+    return Mistral3Config(text_config=text, vision_config=vision, image_token_index=120, spatial_merge_size=2)
+
+
+def voxtral() -> Any:
+    text = {"model_type": "llama", **TEXT, "head_dim": 16}
+    return VoxtralConfig(text_config=text, audio_config=SOUND, audio_token_id=120)
+
+
+@pytest.mark.parametrize("make", [qwen, gemma, llava, mistral, voxtral])
+def test_transformers_takes_the_prompt_and_its_logits_depend_on_the_image(make: Any) -> None:
+    model: Any = causal_lm_class(make())._from_config(make(), attn_implementation="eager", dtype=torch.float32)
+    randomize(model, 5)
+    [prompt] = media_prompts(model.eval(), TEXT["vocab_size"], torch.float32)
+    grown = prompt.followed_by(2)
+    ids = torch.tensor([[*prompt.ids, 7, 9]])
+    with torch.no_grad():
+        logits = model(input_ids=ids, **grown).logits
+        pixels = next(name for name in grown if grown[name].is_floating_point())
+        other = model(input_ids=ids, **{**grown, pixels: grown[pixels] + torch.randn_like(grown[pixels])}).logits
+    assert (logits - other)[0, -1].abs().max() > 1e-3
+
+
+def test_a_run_compares_what_follows_an_image_with_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, root = onboarded(gemma(), tmp_path)
+    config = RuntimeConfig(model=str(root / "checkpoint"), device="cpu", dtype="float32")
+    result = run(config, root)
+    assert result["status"] == "success", result["error"]
+    [check] = [check for check in result["comparison"]["checks"] if check["what"] == "with an image or a sound"]
+    assert check["tokens"] == LONG_TOKENS
+    assert 0 < check["error"] <= check["limit"] == 1e-5
+
+    def prepare(composite: Composite, tokens: list[int], inputs: Any) -> PromptInputs:
+        given = right(composite, tokens, inputs)
+        return replace(given, embeds=1.01 * given.embeds)
+
+    right = Composite.prepare
+    monkeypatch.setattr(Composite, "prepare", prepare)
+    result = run(config, root)
+    assert result["status"] == "bad_generation"
+    assert "with an image or a sound: the logits are not those of transformers" in result["error"]
