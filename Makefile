@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup demo test lint types check clean
+.PHONY: setup demo test test-all lint types check clean
 
 setup: $(VENV)/.done
 
@@ -20,6 +20,10 @@ demo: setup
 	$(BIN)/onboard demo --root workspace
 
 test: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not exhaustive" tests
+
+# As `test`, with every mutant and every case of the long searches: an hour and more.
+test-all: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q tests
 
 lint: setup

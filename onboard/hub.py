@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from onboard.errors import OnboardError
 
@@ -26,6 +26,13 @@ _WEIGHT_PATTERNS = [
 ]
 _SHARD = re.compile(r"[A-Za-z0-9_.-]+\.safetensors")
 _MODEL_TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class StoredTensor(NamedTuple):
+    """What a safetensors header says of a tensor; `dtype` is the format's own name, "BF16"."""
+
+    dtype: str
+    shape: tuple[int, ...]
 
 
 class ModelSource(Protocol):
@@ -101,8 +108,9 @@ class HubSource:
         folder = self._fetch(self.revision, allow_patterns=shards)
         return _complete(self.model, folder)
 
-    def parameter_counts(self) -> dict[str, int]:
-        """Return elements by safetensors dtype, from the headers that the Hub serves; empty when some are missing.
+    @cached_property
+    def tensors(self) -> dict[str, StoredTensor]:
+        """The tensors by name, from the headers that the Hub serves; empty when it is not asked, or has none.
 
         Raises:
             OnboardError: a header is damaged, or the Hub failed.
@@ -118,7 +126,12 @@ class HubSource:
         if self.offline or constants.HF_HUB_OFFLINE:
             return {}
         try:
-            return dict(get_safetensors_metadata(self.model, revision=self.revision).parameter_count)
+            files = get_safetensors_metadata(self.model, revision=self.revision).files_metadata.values()
+            return {
+                name: StoredTensor(str(info.dtype), tuple(info.shape))
+                for file in files
+                for name, info in file.tensors.items()
+            }
         except (NotASafetensorsRepoError, EntryNotFoundError):
             return {}
         except SafetensorsParsingError as error:

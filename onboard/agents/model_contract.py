@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from onboard.agents.source import Function, Outcome, forbid, parameters, require
-from onboard.agents.subject import Item, Subject
+from onboard.agents.source import Function, Outcome, forbid, parameters, require, required
+from onboard.agents.subject import Subject, contract, style
+from onboard.codegen.model_file import first_position_expression
 
 _RUNTIME_ARGUMENTS = {
     "attention_mask",
@@ -20,6 +21,7 @@ _RUNTIME_ARGUMENTS = {
     "return_dict",
     "use_cache",
 }
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.NamedExpr)
 
 
 def _top_forward(subject: Subject) -> list[Function]:
@@ -56,11 +58,13 @@ def _position_ids_asserted(subject: Subject) -> Outcome:
 
 
 def _no_position_fallback(subject: Subject) -> Outcome:
+    """What computes has its positions from its caller; a constructor may count how many there can be."""
     made_up = [
         node
-        for node in subject.model.all(ast.Assign)
-        if any(isinstance(target, ast.Name) and target.id == "position_ids" for target in node.targets)
-        and not _mentions(node.value, "position_ids")
+        for function in subject.model.all(ast.FunctionDef)
+        if function.name != "__init__"
+        for node in subject.model.all(ast.AST, function)
+        if isinstance(node, _ASSIGNMENTS) and _binds(node, "position_ids") and not _mentions(node, "position_ids")
     ]
     return forbid(subject.model, made_up)
 
@@ -79,19 +83,29 @@ def _is_output(value: ast.expr | None) -> bool:
 
 def _registered(subject: Subject) -> Outcome:
     last = subject.model.tree.body[-1]
-    wanted = f"register_causal_lm({subject.spec.config_class!r}, {subject.spec.architecture})"
+    first = first_position_expression(subject.spec, "config")
+    wanted = f"register_causal_lm({subject.spec.config_class!r}, {subject.spec.architecture}"
+    wanted += f", first_position=lambda config: {first})" if first is not None else ")"
     found = isinstance(last, ast.Expr) and ast.unparse(last) == wanted
     return require(subject.model, [last] if found else [], f"the last statement is not {wanted}")
 
 
-def _runtime_arguments(subject: Subject) -> Outcome:
-    unwanted = [
-        arg
-        for forward in subject.model.forwards().values()
-        for arg in parameters(forward)
-        if arg.arg in _RUNTIME_ARGUMENTS or arg in (forward.args.vararg, forward.args.kwarg)
-    ]
-    return forbid(subject.model, unwanted)
+def _no_runtime_arguments(subject: Subject) -> Outcome:
+    return forbid(subject.model, [arg for forward in _top_forward(subject) for arg in _runtime_arguments(forward)])
+
+
+def _no_inner_runtime_arguments(subject: Subject) -> Outcome:
+    """Embeddings that a caller has to give are what a composite's text model begins with, no choice of inputs."""
+    inner = [f for name, f in subject.model.forwards().items() if name != subject.spec.architecture]
+    return forbid(
+        subject.model,
+        [a for f in inner for a in _runtime_arguments(f) if a.arg != "inputs_embeds" or a not in required(f)],
+    )
+
+
+def _runtime_arguments(forward: Function) -> list[ast.arg]:
+    starred = (forward.args.vararg, forward.args.kwarg)
+    return [arg for arg in parameters(forward) if arg.arg in _RUNTIME_ARGUMENTS or arg in starred]
 
 
 def _buffers(subject: Subject) -> Outcome:
@@ -129,19 +143,28 @@ def _module_tree(subject: Subject) -> Outcome:
     return Outcome(not wrong, [f"{subject.model.path}:1: {line}" for line in shown or [f"{len(found)} tensors alike"]])
 
 
+def _binds(node: ast.AST, name: str) -> bool:
+    """Whether an assignment, or one inside an expression, binds a name."""
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    parts = (part for target in targets if target is not None for part in ast.walk(target))
+    return any(isinstance(part, ast.Name) and part.id == name for part in parts)
+
+
 def _mentions(node: ast.AST, name: str) -> bool:
-    return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
+    names = (part for part in ast.walk(node) if isinstance(part, ast.Name) and part.id == name)
+    return any(isinstance(part.ctx, ast.Load) for part in names)
 
 
 MODEL_CONTRACT = [
-    Item("M01", "{spec.architecture} is a torch module", _class),
-    Item("M02", "its forward takes input_ids and position_ids, both required", _inputs),
-    Item("M03", "it asserts that position_ids are given", _position_ids_asserted),
-    Item("M04", "position_ids are never made up", _no_position_fallback),
-    Item("M05", "it returns a CausalLMOutput", _output),
-    Item("M06", "the last line registers it for {spec.config_class}", _registered),
-    Item("M07", "no forward takes masks, caches, labels, output flags or **kwargs", _runtime_arguments),
-    Item("M08", "buffers that the checkpoint lacks are not persistent", _buffers),
-    Item("M09", "RoPE tables are sliced by position_ids once, not in each layer", _sliced_once),
-    Item("M10", "the module tree has the checkpoint's names and shapes", _module_tree),
+    contract("M01", "{spec.architecture} is a torch module", _class),
+    contract("M02", "its forward takes input_ids and position_ids, both required", _inputs),
+    contract("M03", "it asserts that position_ids are given", _position_ids_asserted),
+    contract("M04", "position_ids are never made up", _no_position_fallback),
+    contract("M05", "it returns a CausalLMOutput", _output),
+    contract("M06", "the last line registers it for {spec.config_class}", _registered),
+    contract("M07", "it takes no masks, caches, labels, output flags or **kwargs", _no_runtime_arguments),
+    contract("M08", "buffers that the checkpoint lacks are not persistent", _buffers),
+    style("M09", "RoPE tables are sliced by position_ids once, not in each layer", _sliced_once),
+    contract("M10", "the module tree has the checkpoint's names and shapes", _module_tree),
+    style("M11", "no inner forward takes masks, caches, labels, output flags or **kwargs", _no_inner_runtime_arguments),
 ]

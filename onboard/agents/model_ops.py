@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 
 from onboard.agents.source import Outcome, Source, dotted, forbid
-from onboard.agents.subject import Item, Subject
+from onboard.agents.subject import Subject, contract, style
 from onboard.ops import canonical_ops
 
 _OPS_OF_KIND = {
-    "attention": {"torch_attention", "torch_attention_sdpa"},
+    "attention": {"torch_attention", "torch_attention_sdpa", "torch_sparse_attention"},
     "rmsnorm": {"torch_rmsnorm"},
     "layernorm": {"torch_layernorm"},
 }
@@ -96,12 +96,12 @@ def _no_repeat(subject: Subject) -> Outcome:
 
 
 MODEL_OPS = [
-    Item("P01", "attention, RoPE and norms call the canonical op", _canonical_used),
-    Item("P02", "nothing that a canonical op does is written out", _nothing_written_out),
-    Item("P03", "each torch.ops call is a canonical op", _known_ops),
-    Item("P04", "no back end's op is called", _no_back_end),
-    Item("P05", "there is no key-value cache", _no_cache),
-    Item("P06", "there is no training path", _no_training),
-    Item("P07", "there are no attention variants to choose from", _no_attention_variants),
-    Item("P08", "keys and values are not repeated for grouped queries", _no_repeat),
+    style("P01", "attention, RoPE and norms call the canonical op", _canonical_used),
+    style("P02", "nothing that a canonical op does is written out", _nothing_written_out),
+    contract("P03", "each torch.ops call is a canonical op", _known_ops),
+    contract("P04", "no back end's op is called", _no_back_end),
+    style("P05", "there is no key-value cache", _no_cache),
+    style("P06", "there is no training path", _no_training),
+    style("P07", "there are no attention variants to choose from", _no_attention_variants),
+    style("P08", "keys and values are not repeated for grouped queries", _no_repeat),
 ]

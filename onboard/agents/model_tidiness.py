@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from onboard.agents.source import Outcome, Source, dotted, forbid, own_name, parameters
-from onboard.agents.subject import Item, Subject
+from onboard.agents.subject import Subject, contract, style
 
 _ALLOWED_IMPORTS = re.compile(
     r"""(__future__|math|typing|dataclasses|collections\.abc
@@ -139,15 +139,15 @@ def _header(subject: Subject) -> Outcome:
 
 
 MODEL_TIDINESS = [
-    Item("T01", "the header names the versions and the hash of the source that it was made from", _header),
-    Item("T02", "no other model file is imported", _self_contained),
-    Item("T03", "nothing is imported but torch, the config and onboard's ops and modeling", _allowed_imports),
-    Item("T04", "the config class is reused, not copied", _config_reused),
-    Item("T05", "every function and class is used", _no_dead_definitions),
-    Item("T06", "every attribute is read", _no_dead_attributes),
-    Item("T07", "no forward branches on an argument that may be missing", _no_optional_branches),
-    Item("T08", "experts are modules, or the stacks that the checkpoint has", _no_stacked_experts),
-    Item("T09", "nothing is evaluated, opened or set by name", _nothing_dynamic),
-    Item("T10", "the file is as short as its classes need", _size),
-    Item("T11", "it is formatted, and pyflakes finds nothing", _formatted),
+    style("T01", "the header names the versions and the hash of the source that it was made from", _header),
+    contract("T02", "no other model file is imported", _self_contained),
+    contract("T03", "nothing is imported but torch, the config and onboard's ops and modeling", _allowed_imports),
+    style("T04", "the config class is reused, not copied", _config_reused),
+    style("T05", "every function and class is used", _no_dead_definitions),
+    style("T06", "every attribute is read", _no_dead_attributes),
+    style("T07", "no forward branches on an argument that may be missing", _no_optional_branches),
+    style("T08", "experts are modules, or the stacks that the checkpoint has", _no_stacked_experts),
+    contract("T09", "nothing is evaluated, opened or set by name", _nothing_dynamic),
+    style("T10", "the file is as short as its classes need", _size),
+    style("T11", "it is formatted, and pyflakes finds nothing", _formatted),
 ]

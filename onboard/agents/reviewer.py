@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from onboard.agents.equivalence_checks import EQUIVALENCE_CHECKS
 from onboard.agents.model_contract import MODEL_CONTRACT
 from onboard.agents.model_ops import MODEL_OPS
 from onboard.agents.model_tidiness import MODEL_TIDINESS
 from onboard.agents.source import Source
-from onboard.agents.subject import Item, Subject
+from onboard.agents.subject import Item, Kind, Subject
 from onboard.analysis.spec import ModelSpec
 
 CHECKLIST: list[Item] = [*MODEL_CONTRACT, *MODEL_OPS, *MODEL_TIDINESS, *EQUIVALENCE_CHECKS]
+
+
+Verdict = Literal["PASS", "FAIL", "NOTE"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,9 @@ class ReviewItem:
 
     id: str
     title: str
-    passed: bool
+    kind: Kind
+    verdict: Verdict
+    """What breaks the contract is a FAIL, what breaks style a NOTE."""
     evidence: list[str]
     """`file:line: text`: what breaks the rule, or what shows that it is kept."""
 
@@ -36,13 +42,28 @@ class Review:
 
     @property
     def failed(self) -> list[ReviewItem]:
-        """The items that did not pass."""
-        return [item for item in self.items if not item.passed]
+        """The items of the contract that are broken."""
+        return [item for item in self.items if item.verdict == "FAIL"]
+
+    @property
+    def noted(self) -> list[ReviewItem]:
+        """The items of style that are not kept everywhere."""
+        return [item for item in self.items if item.verdict == "NOTE"]
+
+    @property
+    def notes(self) -> int:
+        """How many places are noted."""
+        return sum(len(item.evidence) for item in self.noted)
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `review.json`."""
-        items = [{**asdict(item), "verdict": "PASS" if item.passed else "FAIL"} for item in self.items]
-        return {"verdict": "FAIL" if self.failed else "PASS", "items": items}
+        verdict = "FAIL" if self.failed else "PASS"
+        return {"verdict": verdict, "notes": self.notes, "items": [asdict(item) for item in self.items]}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Review:
+        """Return the review that `as_json` gave the content of."""
+        return cls([ReviewItem(**item) for item in content["items"]])
 
 
 def review(model_file: Path, test_file: Path, spec: ModelSpec, root: Path | None = None) -> Review:
@@ -57,4 +78,5 @@ def review(model_file: Path, test_file: Path, spec: ModelSpec, root: Path | None
 
 def _judge(item: Item, subject: Subject) -> ReviewItem:
     outcome = item.check(subject)
-    return ReviewItem(item.id, item.title.format(spec=subject.spec), outcome.passed, outcome.evidence)
+    verdict: Verdict = "PASS" if outcome.passed else "FAIL" if item.kind == "contract" else "NOTE"
+    return ReviewItem(item.id, item.title.format(spec=subject.spec), item.kind, verdict, outcome.evidence)

@@ -126,3 +126,9 @@ def parameters(function: Function) -> list[ast.arg]:
     args = function.args
     every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
     return [arg for arg in every if arg is not None and arg.arg != "self"]
+
+
+def required(function: Function) -> list[ast.arg]:
+    """Return the positional parameters that have no default."""
+    args = [*function.args.posonlyargs, *function.args.args]
+    return args[: len(args) - len(function.args.defaults)]

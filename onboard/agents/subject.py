@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from onboard.analysis.composite import is_under
 from onboard.analysis.spec import Block, ModelSpec
 from onboard.analysis.tiny import load_config
 from onboard.graph.expert_weights import separate_experts
+from onboard.graph.reference import without_missing_towers
 from onboard.modeling import load_model_file, registered_config, registered_model
 
 
@@ -51,7 +52,7 @@ class Subject:
 
     def _build(self, model_class: type[nn.Module]) -> nn.Module:
         own: Any = model_class
-        with torch.device("meta"):
+        with torch.device("meta"), without_missing_towers():
             return own(self._config())  # type: ignore[no-any-return]
 
     def _config(self) -> Any:
@@ -65,11 +66,27 @@ def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in weights.items()}
 
 
+Kind = Literal["contract", "style"]
+
+
 @dataclass(frozen=True)
 class Item:
     """One item of the checklist."""
 
     id: str
+    kind: Kind
+    """contract: what the proof, its safety or the rest of the engine rests on; whatever breaks it is refused.
+    style: how a proven text should read; what is not so is a note, and a fault of the generator."""
     title: str
     """What holds when it passes; `{spec.…}` is filled in."""
     check: Callable[[Subject], Outcome]
+
+
+def contract(id: str, title: str, check: Callable[[Subject], Outcome]) -> Item:
+    """Return an item that a model can fail by."""
+    return Item(id, "contract", title, check)
+
+
+def style(id: str, title: str, check: Callable[[Subject], Outcome]) -> Item:
+    """Return an item that is noted where it does not hold."""
+    return Item(id, "style", title, check)

@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 
 from onboard.analysis import loops, mixers, probe, repository
 from onboard.analysis.biases import position_bias
+from onboard.analysis.block_indexers import probe_block_indexer
 from onboard.analysis.composite import is_under, unused_parts
 from onboard.analysis.experts import probe_experts
 from onboard.analysis.masks import mask_makers
@@ -26,6 +27,7 @@ from onboard.analysis.repository_source import survey_code
 from onboard.analysis.scan_modules import probe_scan_module
 from onboard.analysis.source import location, module_source, sources_hash, sources_of
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, RepositoryCode, Trait
+from onboard.analysis.texts import check_rows
 from onboard.analysis.tiny import (
     VOCABULARY,
     build_tiny,
@@ -37,8 +39,9 @@ from onboard.analysis.tiny import (
 )
 from onboard.analysis.traits import traits
 from onboard.errors import OnboardError
-from onboard.graph.architecture import causal_lm_class, text_config
+from onboard.graph.architecture import text_config
 from onboard.graph.expert_weights import separate_experts
+from onboard.graph.reference import build_reference, missing_towers
 
 _COUNTED = Trait(value="counted", evidence="probe: position_ids do not change the logits")
 SAME = 1e-5
@@ -68,6 +71,7 @@ def analyze(
     """
     full = load_config(config, trust_remote_code=trust_remote_code)
     tiny = build_tiny(full)
+    check_rows(tiny)
     try:
         recordings = _record(tiny)
         notes = cache_notes(tiny)
@@ -81,9 +85,15 @@ def analyze(
         raise
     except Exception as error:
         raise OnboardError(f"{full.model_type} cannot be analysed: {one_line(error)}") from error
-    spec.tricky.extend(notes)
+    spec.tricky.extend([*notes, *_left_out(tiny)])
     spec.repository = _repository(config, config_dir, full)
     return spec
+
+
+def _left_out(model: nn.Module) -> list[str]:
+    """Note the towers that nothing could be found out about."""
+    missing = missing_towers(model)
+    return [f"{path} needs {' and '.join(packages)}: text alone was looked at" for path, packages in missing.items()]
 
 
 def _repository(config: Mapping[str, Any], folder: Path | None, full: PretrainedConfig) -> RepositoryCode | None:
@@ -151,7 +161,7 @@ def _repeated(tiny: nn.Module, recording: Recording) -> dict[str, Trait]:
 
 def _without_memory(config: PretrainedConfig) -> nn.Module:
     with torch.device("meta"):
-        model: nn.Module = causal_lm_class(config)._from_config(config)
+        model: nn.Module = build_reference(config)
     return model
 
 
@@ -247,6 +257,8 @@ def _classify(
         finding = _rotary(model, module, recording, calls[0].output)
         return finding if finding.kind == "other" else _with_axes(finding, calls[0])
     if calls and (found := probe_experts(module, calls[0], _under(path, separate))) is not None:
+        return found
+    if (found := probe_block_indexer(module, calls)) is not None:
         return found
     if (gated := mixers.probe_gated_norm(module)) is not None:  # first: without a gate it is a plain norm
         return gated

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.graph.architecture import is_composite, text_config
+from onboard.graph.reference import without_missing_towers
 
 _TOWER_LAYERS = re.compile(r"(num_(hidden_)?|conf_num_hidden_|encoder_|decoder_|n_)?layers|depth|num_blocks")
 _TOWER_WIDTHS: list[tuple[str, int]] = [
@@ -136,7 +137,7 @@ def is_under(name: str, parts: Collection[str]) -> bool:
 def builds(cls: Any, config: PretrainedConfig) -> bool:
     """Whether transformers can make the model of a config."""
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), without_missing_towers():
             cls._from_config(config)
     except Exception:  # the caller tries the next one, and the last one's error is shown
         return False

@@ -32,3 +32,9 @@ def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
 def _kind(item: Any) -> object:
     """Return what tells a tensor from another one: its shape, and whether it has numbers or indices."""
     return (item.shape, item.is_floating_point()) if isinstance(item, torch.Tensor) else None
+
+
+def is_choice(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether one has the positions of chosen keys, [batch, queries, chosen], and the other a mask of them."""
+    is_mask = expected.dtype == torch.bool and expected.dim() == 4 and expected.shape[1] == 1
+    return is_mask and actual.dtype == torch.int64 and actual.dim() == 3

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from onboard.ops.activation import ACTIVATIONS
 
 TOLERANCE = 2e-6
 """Sums over experts are added up in another order."""
-_COARSE = {"limit": 0.61, "alpha": 1.37}
+_COARSE = {"limit": 0.61, "alpha": 1.37, "gate_cap": 0.83, "up_cap": 0.71}
 """Constants that matter: with them a candidate that leaves one out is found out."""
 _UNUSED = 0.53
 _TOKENS = 11
@@ -94,22 +95,41 @@ def _inputs(roles: dict[str, str], call: ModuleCall, experts: int) -> _Inputs:
 
 def _constants(module: nn.Module) -> Iterator[dict[str, Any]]:
     """Yield the roles that float attributes can have; `up_offset` has no attribute in any model that we know."""
+    none = {"limit": None, "alpha": None, "up_offset": 0.0, "gate_cap": None, "up_cap": None}
     floats = [key for key, value in vars(module).items() if type(value) is float]
-    yield {"limit": None, "alpha": None, "up_offset": 0.0}
+    yield none
     for limit in floats:
         for alpha in [None, *(key for key in floats if key != limit)]:
             for offset in (0.0, 1.0):
-                yield {"limit": limit, "alpha": alpha, "up_offset": offset}
+                yield {**none, "limit": limit, "alpha": alpha, "up_offset": offset}
+    for gate_cap, up_cap in itertools.permutations(_inner_floats(module), 2):
+        yield {**none, "gate_cap": gate_cap, "up_cap": up_cap}
+
+
+def _inner_floats(module: nn.Module) -> list[str]:
+    """Return the paths of float attributes of the modules inside a module that have no weights."""
+    inside = [(path, child) for path, child in module.named_modules() if path and not child.state_dict()]
+    return [f"{path}.{key}" for path, child in inside for key, value in vars(child).items() if type(value) is float]
+
+
+def _get(module: nn.Module, path: str) -> Any:
+    owner, _, attribute = path.rpartition(".")
+    return getattr(module.get_submodule(owner), attribute)
+
+
+def _set(module: nn.Module, path: str, value: float) -> None:
+    owner, _, attribute = path.rpartition(".")
+    setattr(module.get_submodule(owner), attribute, value)
 
 
 def _fit(module: nn.Module, inputs: _Inputs, layout: Layout, constants: dict[str, Any]) -> Finding | None:
-    probe = copy.copy(module)
+    probe = copy.deepcopy(module) if constants["gate_cap"] else copy.copy(module)
     for attribute in [key for key, value in vars(module).items() if type(value) is float]:
         setattr(probe, attribute, _UNUSED)  # what no role reads must not matter
     values: dict[str, float | None] = {role: None for role in _COARSE}
     for role, attribute in constants.items():
         if role in _COARSE and attribute is not None:
-            setattr(probe, attribute, _COARSE[role])
+            _set(probe, attribute, _COARSE[role])
             values[role] = _COARSE[role]
     try:
         expected = probe(*(inputs.values[role] for role in inputs.names))
@@ -119,7 +139,8 @@ def _fit(module: nn.Module, inputs: _Inputs, layout: Layout, constants: dict[str
     act, names = _activation(module)
     holder = type(module.get_submodule(act.rpartition(".")[0])).__name__ if act and "." in act else None
     for name in names:
-        fixed = (gated, name, *layout.biases, values["limit"], values["alpha"], constants["up_offset"])
+        caps = (values["gate_cap"], values["up_cap"])
+        fixed = (gated, name, *layout.biases, values["limit"], values["alpha"], constants["up_offset"], *caps)
         actual = torch.ops.onboard.torch_moe(*inputs.values.values(), *layout.weights, *fixed)
         error = rmse_ratio(actual, expected)
         if error < TOLERANCE:
@@ -152,8 +173,8 @@ def _with_identities(
     except (RuntimeError, TypeError, ValueError, IndexError):
         return found
     facts = found.parameters
-    values = (getattr(module, facts[role]) if facts[role] else None for role in _COARSE)
-    fixed = (facts["gated"], facts["activation"], *layout.biases, *values, facts["up_offset"])
+    limit, alpha, *caps = (_get(module, facts[role]) if facts[role] else None for role in _COARSE)
+    fixed = (facts["gated"], facts["activation"], *layout.biases, limit, alpha, facts["up_offset"], *caps)
     kept = (weights * (indices >= experts)).sum(dim=-1, keepdim=True) * x
     error = rmse_ratio(torch.ops.onboard.torch_moe(x, indices, weights, *layout.weights, *fixed) + kept, expected)
     counts = [key for key, value in vars(module).items() if type(value) is int and value == experts]

@@ -18,6 +18,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
 from onboard.analysis.watch import LoopCall, loops_watched
+from onboard.errors import OnboardError
 from onboard.ops.sparse import chosen_keys
 
 NAME = "onboard_recorder"
@@ -153,7 +154,14 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
         scaling: float | None = None,
         **keywords: Any,
     ) -> tuple[torch.Tensor, None]:
+        if query.shape[2] != key.shape[2]:
+            raise OnboardError(
+                f"{paths[module]} attends from {query.shape[2]} states to {key.shape[2]}: "
+                "there is no cached form of attention among states that are not one a token"
+            )
         window, cap, sinks = (keywords.get(item) for item in ("sliding_window", "softcap", "s_aux"))
+        if isinstance(by_query := keywords.get("sinks"), torch.Tensor):
+            sinks = by_query.squeeze(-1).transpose(1, 2)
         settings = {"scaling": scaling, "softcap": cap, "s_aux": None if sinks is None else "tensor"}
         chunk = _chunk(attention_mask, model.config)
         causal = chunk is not None or _is_causal(attention_mask, query.shape[2], window)

@@ -29,7 +29,7 @@ def probe_scan_module(module: nn.Module, calls: Sequence[ModuleCall]) -> Finding
     """Recognise a module that is one of `MODULE_FORMS`, whatever other number its config has in the setting's place."""
     if module.state_dict() or not calls or not hasattr(module, "config"):
         return None
-    bound = [_bound(module, call) for call in calls]
+    bound = [bound_arguments(module, call) for call in calls]
     for op, form in MODULE_FORMS.items():
         wanted = form.parameters - {SETTING}
         if not all(wanted <= item.keys() and all(item[key] is None for key in item.keys() - wanted) for item in bound):
@@ -46,7 +46,8 @@ def probe_scan_module(module: nn.Module, calls: Sequence[ModuleCall]) -> Finding
     return None
 
 
-def _bound(module: nn.Module, call: ModuleCall) -> dict[str, Any]:
+def bound_arguments(module: nn.Module, call: ModuleCall) -> dict[str, Any]:
+    """Return the arguments of a call by the names of forward's parameters, defaults too."""
     arguments = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
     arguments.apply_defaults()
     return dict(arguments.arguments)

@@ -16,6 +16,7 @@ from onboard.analysis.tiny_config import one_line, tiny_config
 from onboard.analysis.tiny_sizes import ORIGINAL_POSITIONS, VOCABULARY, WINDOW
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.graph.architecture import causal_lm_class, decoder_config, language_model_types, text_config
+from onboard.graph.reference import build_reference
 
 __all__ = ["ORIGINAL_POSITIONS", "VOCABULARY", "WINDOW", "one_line", "tiny_config"]  # where others look for them
 _NO_JSON_FLOATS = ("Infinity", "-Infinity", "NaN")
@@ -62,7 +63,7 @@ def build_tiny(config: PretrainedConfig, seed: int = 0) -> nn.Module:
 def build_small(small: PretrainedConfig, seed: int = 0) -> nn.Module:
     """Return the model of a config that is small already, as `build_tiny` does."""
     try:
-        model = causal_lm_class(small)._from_config(small, attn_implementation="eager", dtype=torch.float32)
+        model = build_reference(small, attn_implementation="eager", dtype=torch.float32)
     except OnboardError:
         raise
     except Exception as error:

@@ -29,13 +29,17 @@ _SIZES = {
     "vocab_size_per_layer_input": VOCABULARY,
     "decoder_vocab_size": VOCABULARY,
     "hidden_size": HIDDEN,
+    "hidden_size_global": HIDDEN,
     "intermediate_size": 96,
     "num_attention_heads": HEADS,
     "max_position_embeddings": MAX_POSITIONS,
     "original_max_position_embeddings": ORIGINAL_POSITIONS,
     "sliding_window": WINDOW,
+    "local_attention_window_len": WINDOW,
+    "encoder_hash_byte_group_vocab": VOCABULARY,
     "attention_chunk_size": CHUNK,
     "floor_scale": 4,
+    "log_scaling_n_floor": 4,
     "rescale_every": 2,
     "n_inner": 96,
     "ffn_dim": 96,
@@ -59,7 +63,7 @@ _SIZES = {
     "adapter_rank": 8,
     "indexer_head_dim": 2 * HIDDEN // HEADS,
     "indexer_budget": 8,
-    "indexer_n_heads": 2,
+    "indexer_n_heads": 16,
     "ple_embed_dim": HIDDEN,
     "ngram_vocab_size_base": VOCABULARY,
     "rotary_dim": 8,
@@ -68,6 +72,7 @@ _SIZES = {
     "keep_window_size": WINDOW,
     "rel_extent": 7,
     "max_seq_len": MAX_POSITIONS,
+    "num_random_blocks": 1,
     "num_query_groups": HEADS,
 }
 _WIDTHS = ("attention_hidden_size", "lru_width")
@@ -102,6 +107,7 @@ def shrink_sizes(values: dict[str, Any], full: Mapping[str, Any], aliases: Mappi
         if values.get(name) is not None:
             values[name] = index
     _shrink_axes(values)
+    _shrink_random_blocks(values)
     values |= _lower_limits(values)
     values |= few_experts(values)
     shrink_mixers(values, full)
@@ -179,3 +185,9 @@ def _shrink_axes(values: dict[str, Any]) -> None:
     for name in values:
         if re.fullmatch(r"\w+_attn_chunk_length", name):
             values[name] = 4
+
+
+def _shrink_random_blocks(values: dict[str, Any]) -> None:
+    """Where attention has random blocks, texts of a few blocks attend to everything: no prompt is to be as short."""
+    if values.get("num_random_blocks") is not None:
+        values["block_size"] = 2

@@ -23,8 +23,8 @@ from onboard.bench.metrics import latency, throughput
 from onboard.bench.shape import Shape
 from onboard.bench.subject import Subject
 from onboard.errors import OnboardError
-from onboard.graph.architecture import causal_lm_class
 from onboard.graph.factory import ModelFactory
+from onboard.graph.reference import load_reference
 from onboard.graph.weights import move_buffers, set_parameter, tied_names
 
 PeerName = Literal["hf", "hf-compiled"]
@@ -129,9 +129,7 @@ def _loaded_model(subject: Subject, device: torch.device, dtype: torch.dtype) ->
         subject.folder, root=subject.root, dtype=dtype, model_kwargs=subject.runtime.model_kwargs, mode="transformers"
     )
     try:
-        model = causal_lm_class(factory.config).from_pretrained(
-            subject.folder, config=factory.config, dtype=dtype, local_files_only=True
-        )
+        model = load_reference(factory.config, subject.folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise OnboardError(f"transformers cannot load {subject.name}: {reason}", hint="Leave --compare out") from error

@@ -19,7 +19,7 @@ from onboard.codegen.config_class import plain_config_class
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
 from onboard.codegen.render import render
-from onboard.codegen.translate import causal, experts
+from onboard.codegen.translate import causal, chosen, experts
 from onboard.codegen.translate.blocks import NORMS, Recognised
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.emit import ClassText, MethodText, config_of, emit, rope_default
@@ -119,7 +119,7 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     model = build_tiny(load_config(spec.config))
     if type(model).__name__ != spec.architecture:
         raise OnboardError(f"the spec says {spec.architecture}, its config {type(model).__name__}")
-    kinds = (*NORMS, "gated_rmsnorm", "rotary", experts.KIND)
+    kinds = (*NORMS, "gated_rmsnorm", "rotary", experts.KIND, chosen.KIND)
     recognised = {b.class_name: Recognised(b.kind, b.parameters) for b in spec.blocks if b.kind in kinds}
     ropes = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "rope"}
     dims = {b.class_name: int(b.parameters["unsqueeze_dim"]) for b in spec.blocks if "unsqueeze_dim" in b.parameters}

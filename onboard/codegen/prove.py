@@ -23,13 +23,15 @@ from torch.export import Dim
 
 from onboard import modeling
 from onboard.analysis.composite import is_under
-from onboard.analysis.counterparts import counterparts
+from onboard.analysis.counterparts import counterparts, is_choice
 from onboard.analysis.recorder import ModuleCall, first_tensor, modules_recorded, rmse_ratio
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny import build_tiny, load_config, one_line, prompt, prompts, randomize
+from onboard.codegen.translate import chosen
 from onboard.errors import OnboardError
 from onboard.graph.expert_weights import separate_experts
 from onboard.ops.rope import complex_freqs
+from onboard.ops.sparse import chosen_keys
 
 TOLERANCE = 1e-5
 """Largest rmse(actual - expected) / rmse(expected), float32."""
@@ -64,7 +66,7 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
         try:
             for theirs in _states(reference, fresh, model, spec.eager):
                 for inputs in prompts(theirs):
-                    _compare_blocks(theirs, model, inputs, proofs)
+                    _compare_blocks(theirs, model, inputs, proofs, spec)
                     _compare_logits(theirs, model, inputs, proofs)
         except OnboardError:
             raise
@@ -156,14 +158,19 @@ def _states(reference: nn.Module, fresh: nn.Module, model: nn.Module, eager: Seq
 
 
 def _compare_blocks(
-    reference: nn.Module, model: nn.Module, inputs: dict[str, torch.Tensor], proofs: dict[str, BlockProof]
+    reference: nn.Module,
+    model: nn.Module,
+    inputs: dict[str, torch.Tensor],
+    proofs: dict[str, BlockProof],
+    spec: ModelSpec,
 ) -> None:
     calls: dict[str, list[ModuleCall]] = {}
+    wholes = _wholes(model, spec)
     with modules_recorded(reference, calls), torch.no_grad():
         reference(**inputs, attention_mask=torch.ones_like(inputs["input_ids"]), use_cache=False)
     handles = []
     for path, module in model.named_modules():
-        if path in calls and path:
+        if path in calls and path and not is_under(path.rpartition(".")[0], wholes):
             handles.append(module.register_forward_hook(_forcing_hook(path, list(calls[path]), proofs)))
     try:
         with torch.no_grad():
@@ -171,6 +178,12 @@ def _compare_blocks(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _wholes(model: nn.Module, spec: ModelSpec) -> list[str]:
+    """Return the paths of blocks whose parts are called in another way than transformers', for each query apart."""
+    names = {block.class_name for block in spec.blocks if block.kind == chosen.KIND}
+    return [path for path, module in model.named_modules() if type(module).__name__ in names]
 
 
 def _forcing_hook(path: str, calls: list[ModuleCall], proofs: dict[str, BlockProof]) -> Any:
@@ -209,6 +222,9 @@ def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[An
     assert target is not None
     if output.is_complex() and isinstance(expected, tuple):
         target = complex_freqs(*expected)
+    if is_choice(output, target):  # positions here, a mask there
+        _, error = _compare(path, class_name, chosen_keys(output, target.shape[-1]).float(), target.float())
+        return output, error
     if output.shape != target.shape and target.dim() == 4 and output.shape == target.transpose(1, 2).shape:
         target = target.transpose(1, 2)  # a norm of heads, which generated attention applies before it swaps dimensions
     if target.shape in (output.shape[1:], (1, *output.shape[1:])):

@@ -22,6 +22,7 @@ from onboard.codegen.model_file import first_position_expression
 from onboard.codegen.render import TEST_TEMPLATE, render
 from onboard.errors import OnboardError
 from onboard.graph.architecture import text_config
+from onboard.graph.reference import without_missing_towers
 
 _BATCH, _LENGTH = 2, 24
 # Prompts lie on both sides of the position at which RoPE that scales with length switches.
@@ -141,7 +142,7 @@ def _of_architecture(values: dict[str, Any]) -> dict[str, Any]:
 def _meta_model(spec: ModelSpec, config: Any) -> nn.Module:
     """Hugging Face's model for the small config, without memory: its module tree has the paths to test."""
     model_class = getattr(importlib.import_module(spec.hf_module), spec.architecture)
-    with torch.device("meta"):
+    with torch.device("meta"), without_missing_towers():
         model: nn.Module = model_class(config)
     return model
 

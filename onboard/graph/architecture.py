@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
+from functools import cache
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PretrainedConfig
@@ -15,7 +19,28 @@ def causal_lm_class(config: PretrainedConfig) -> Any:
     found = find_language_model(config)
     if found is None:
         raise OnboardError(f"{config.model_type} is not a causal language model", hint="Choose a decoder model")
+    if needed := _needed_instead_of_tokens(found):
+        raise OnboardError(
+            f"{found.__name__} reads no tokens: it ignores input_ids and asks for {' and '.join(needed)}",
+            hint="Such states are another model's; choose a model that reads a text by itself",
+        )
     return found
+
+
+@cache
+def _needed_instead_of_tokens(model_class: Any) -> tuple[str, ...]:
+    """Return the inputs without which a class refuses to run where its forward takes `input_ids` and ignores them."""
+    forward = inspect.unwrap(model_class.forward)
+    try:
+        (function,) = ast.parse(textwrap.dedent(inspect.getsource(forward))).body
+    except (OSError, TypeError, SyntaxError):  # no Python source: nothing is known
+        return ()
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    if "input_ids" not in inspect.signature(forward).parameters or any(node.id == "input_ids" for node in names):
+        return ()
+    refusals = [node for node in ast.walk(function) if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise)]
+    asked = {node.id for refusal in refusals for node in ast.walk(refusal.test) if isinstance(node, ast.Name)}
+    return tuple(name for name in inspect.signature(forward).parameters if name in asked)
 
 
 def find_language_model(config: PretrainedConfig) -> Any | None:

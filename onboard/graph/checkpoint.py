@@ -33,6 +33,10 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -142,10 +146,15 @@ def read_header(path: Path) -> dict[str, TensorMeta]:
     return tensors
 
 
+def stored_dtype(name: str) -> torch.dtype:
+    """Return the dtype that safetensors calls `name`; raise `ValueError` for one that is not read."""
+    if name not in _DTYPES:
+        raise ValueError(f"dtype {name} is not supported")
+    return _DTYPES[name]
+
+
 def _entry(entry: Mapping[str, Any], data: int) -> TensorMeta:
-    if entry["dtype"] not in _DTYPES:
-        raise ValueError(f"dtype {entry['dtype']} is not supported")
-    shape, dtype = tuple(map(int, entry["shape"])), _DTYPES[entry["dtype"]]
+    shape, dtype = tuple(map(int, entry["shape"])), stored_dtype(entry["dtype"])
     begin, end = entry["data_offsets"]
     if min((*shape, begin), default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"shape {list(shape)} does not fit {end - begin} bytes of {entry['dtype']}")

@@ -64,6 +64,7 @@ def _loaded(folder: Path, config: Any, dtype: torch.dtype) -> tuple[Any, dict[st
             dtype=dtype,
             attn_implementation="eager",
             local_files_only=True,
+            trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
         )

@@ -80,8 +80,11 @@ class AttentionDescriptor(CachedOpDescriptor):
     metadata = METADATA_NAMES
 
     def check(self, node: fx.Node) -> None:
-        """Refuse masks, attention to later tokens and dropout: the paged kernels know positions only."""
+        """Refuse masks, attention to later tokens, dropout and sinks of queries: the kernels know positions only."""
         refuse_unless(node, attn_mask=None, is_causal=True, dropout_p=0.0)
+        sinks = arguments(node)["sinks"]
+        if isinstance(sinks, fx.Node) and sinks.meta["val"].dim() != 1:
+            refuse_unless(node, sinks=None)
         heads = 1 if arguments(node)["layout"] == "bnsd" else 2
         if any(_in_one_row(tensor_argument(node, index), heads) is None for index in range(self.num_tensors)):
             raise OnboardError(

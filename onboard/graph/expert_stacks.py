@@ -135,7 +135,8 @@ def _fuse(gm: GraphModule, node: Node, stacks: dict[str, str]) -> None:
     read = {name: read_parameter(gm, node, stacks[name]) if name in stacks else None for name in (*_STACKS, *_BIASES)}
     tensors = [values[name] for name in ("x", "selected_experts", "routing_weights")]
     weights = [read[name] for name in _STACKS]
-    rest = [values[name] for name in ("limit", "alpha", "up_offset")]
+    caps = [values[name] for name in ("gate_cap", "up_cap")]
+    rest = [values[name] for name in ("limit", "alpha", "up_offset")] + (caps if any(caps) else [])
     op = torch.ops.onboard.torch_moe_fused.default
     args = (*tensors, *weights, values["is_gated_mlp"], values["act_fn"], *(read[name] for name in _BIASES), *rest)
     replace_with(node, insert_call(gm, node, op, *args, like=node))

@@ -18,7 +18,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from onboard.config import Mode, deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
-from onboard.graph.architecture import causal_lm_class, decoder_config, text_config
+from onboard.graph.architecture import decoder_config, text_config
+from onboard.graph.reference import build_reference
 from onboard.graph.windows import windowless_layer
 from onboard.modeling import (
     CausalLMOutput,
@@ -148,14 +149,13 @@ class ModelFactory:
     def hf_model(self) -> nn.Module:
         """Return transformers' own model on the meta device: its module tree and names, no weights."""
         with torch.device("meta"):
-            model: nn.Module = causal_lm_class(self.config)._from_config(self.config)
+            model: nn.Module = build_reference(self.config)
         return model
 
     def composite(self) -> Any:
         """Return transformers' own model, parameters on the meta device in the run's dtype, buffers with values."""
         with _parameters_on(torch.device("meta"), self.dtype):
-            own = causal_lm_class(self.config)
-            model = own._from_config(self.config, dtype=self.dtype, attn_implementation="eager")
+            model = build_reference(self.config, dtype=self.dtype, attn_implementation="eager")
         return model.eval().requires_grad_(False)
 
     def model_file(self) -> Path:
@@ -168,8 +168,7 @@ class ModelFactory:
     def _hf_model(self) -> nn.Module:
         attention = self.model_kwargs.get("attn_implementation", "eager")
         try:
-            own = causal_lm_class(self.config)
-            model = own._from_config(self.config, dtype=self.dtype, attn_implementation=attention)
+            model = build_reference(self.config, dtype=self.dtype, attn_implementation=attention)
         except (ValueError, ImportError) as error:  # no class for this config, or a library that it needs
             reason = " ".join(str(error).split())[:200]
             raise OnboardError(f"transformers cannot build {self.config.model_type}: {reason}") from error

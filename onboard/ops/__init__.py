@@ -11,6 +11,8 @@
 | `torch_dynamic_mask_attention`, `torch_cached_dynamic_mask_attention` | `dynamic_mask.py` |
 | `torch_relative_attention`, `torch_cached_relative_attention` | `relative_attention.py` |
 | `torch_lightning_indexer` | `indexer.py` |
+| `torch_block_indexer`, `torch_cached_block_indexer` | `block_indexer.py` |
+| `torch_sparse_attention`, `torch_cached_sparse_attention` | `sparse_attention.py` |
 | `torch_causal_conv1d` | `causal_conv.py` |
 | `torch_ssm`, `torch_selective_scan`, `torch_rmsnorm_gated` | `ssm.py` |
 | `torch_gated_delta_rule`, `torch_delta_rule` | `delta_rule.py` |

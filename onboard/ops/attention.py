@@ -45,18 +45,28 @@ def _join_masks(attn_mask: Tensor | None, allowed: Tensor | None) -> Tensor | No
     return attn_mask.masked_fill(~allowed, -torch.inf)
 
 
-def _block_weights(scores: Tensor, mask: Tensor | None, sinks: Tensor | None) -> Tensor:
-    """Softmax of masked scores [b, n, s, sk]; a sink adds to the denominator only, a row without keys is all zeros."""
+def _block_weights(scores: Tensor, mask: Tensor | None, sink: Tensor | None) -> Tensor:
+    """Softmax of masked scores [b, n, s, sk]; a sink [b or 1, n, s or 1, 1] adds to the denominator only.
+
+    A row without keys is all zeros.
+    """
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     peak = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
-    if sinks is None:
+    if sink is None:
         weights = (scores - peak).exp_()
         return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
-    sink = sinks.to(scores.dtype).view(1, -1, 1, 1)
     peak = torch.maximum(peak, sink)
     weights = (scores - peak).exp_()
     return weights / (weights.sum(-1, keepdim=True) + (sink - peak).exp())
+
+
+def _sink(sinks: Tensor | None, rows: slice, dtype: torch.dtype) -> Tensor | None:
+    """Return the sinks of some queries, [b or 1, n, s or 1, 1]."""
+    if sinks is None:
+        return None
+    by_query = sinks.view(1, 1, -1) if sinks.dim() == 1 else sinks[:, rows]
+    return by_query.to(dtype).transpose(1, 2).unsqueeze(-1)
 
 
 def _alibi(slopes: Tensor, positions: Tensor, keys: int) -> Tensor:
@@ -93,7 +103,8 @@ def _explicit_attention(
             positions = torch.arange(sk - sq, sk, device=query.device)[start : start + block]
             scores = scores + _alibi(alibi_slopes, positions, sk)
         rows_mask = mask if mask is None or mask.shape[-2] == 1 else mask[..., start : start + block, :]
-        weights = F.dropout(_block_weights(scores, rows_mask, sinks).to(query.dtype), dropout_p, dropout_p > 0)
+        sink = _sink(sinks, slice(start, start + block), scores.dtype)
+        weights = F.dropout(_block_weights(scores, rows_mask, sink).to(query.dtype), dropout_p, dropout_p > 0)
         mixed = weights.reshape(batch, kv_heads, -1, sk) @ value
         out[:, :, start : start + block] = mixed.view(batch, heads, -1, value.shape[-1])
     return out
@@ -169,7 +180,8 @@ def torch_attention(
         dropout_p: probability of dropping an attention weight.
         is_causal: a query sees keys up to its own position; joins with attn_mask.
         scale: factor of the scores; None: head_dim ** -0.5.
-        sinks: [heads], one more logit per head, in the denominator only (gpt-oss).
+        sinks: [heads], one more logit per head, in the denominator only (gpt-oss); or one of each query, [batch, sq,
+            heads].
         sliding_window: W; a key is seen iff 0 <= query position - key position < W.
         logit_cap: c; scores become c * tanh(score / c) before any mask (Gemma 2, arXiv:2408.00118).
         layout: "bsnd" or "bnsd".

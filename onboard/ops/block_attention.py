@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from onboard.ops.attention import torch_attention
-from onboard.ops.cached_attention import read_sequence, write_tokens
+from onboard.ops.cached_attention import first_seen, read_sequence, write_tokens
 from onboard.ops.library import register_op
 
 
@@ -46,8 +46,9 @@ def torch_cached_block_attention(
     starts, lengths = cu_seqlens.tolist(), kv_lens.tolist()
     for sequence in range(int(batch_info_host[0])):
         rows, length = slice(starts[sequence], starts[sequence + 1]), lengths[sequence]
-        keys = read_sequence(k_cache, block_table[sequence], length).to(query.dtype)
-        values = read_sequence(v_cache, block_table[sequence], length).to(query.dtype)
+        first = first_seen(length - (rows.stop - rows.start), sliding_window, chunk_size)
+        where = block_table[sequence], length, first
+        keys, values = (read_sequence(cache, *where).to(query.dtype) for cache in (k_cache, v_cache))
         mask = allowed(blocks[rows], length, sliding_window)
         new = query[:, rows].transpose(1, 2)
         options = (scale, sinks, None, logit_cap, "bnsd", alibi_slopes, chunk_size)

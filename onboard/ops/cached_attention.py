@@ -40,10 +40,31 @@ def as_stored(tokens: Tensor, dtype: torch.dtype) -> Tensor:
     return tokens.to(dtype)
 
 
-def read_sequence(cache: Tensor, pages: Tensor, length: int) -> Tensor:
-    """Return the first `length` tokens of a sequence, [1, kv_heads, length, dim]."""
+def read_sequence(cache: Tensor, pages: Tensor, length: int, first: int = 0) -> Tensor:
+    """Return the first `length` tokens of a sequence, [1, kv_heads, length, dim], with zeros for those before `first`.
+
+    A page that has left a sequence's window is another's by now. What lies there may be no number, and no number
+    times a weight of 0 is still none.
+    """
     rows = cache.index_select(0, pages[: -(-length // cache.shape[2])])
-    return rows.transpose(0, 1).flatten(1, 2)[None, :, :length]
+    tokens = rows.transpose(0, 1).flatten(1, 2)[None, :, :length]
+    tokens[:, :, :first].zero_()
+    return tokens
+
+
+def first_seen(position: int, sliding_window: int | None, chunk_size: int | None = None) -> int:
+    """Return the first key that the query at `position` sees."""
+    by_window = 0 if sliding_window is None else position - sliding_window + 1
+    by_chunk = 0 if chunk_size is None else position // chunk_size * chunk_size
+    return max(by_window, by_chunk, 0)
+
+
+def only_seen(stored: Tensor, seen: Tensor) -> Tensor:
+    """Return what was read for sequences [sequences, keys, ...], with zeros for the keys that are not `seen`.
+
+    They are an earlier owner's, or nobody's, as in `read_sequence`; `seen` is [sequences, keys] bool.
+    """
+    return stored.masked_fill(~seen.view(*seen.shape, *[1] * (stored.dim() - 2)), 0.0)
 
 
 @register_op(fake_cached_attention, mutates=("k_cache", "v_cache"))
@@ -95,9 +116,10 @@ def torch_cached_attention(
         return _decode_together(query, k_cache, v_cache, lengths[:sequences], tables, options)
     parts = []
     for sequence in range(sequences):
-        keys = read_sequence(k_cache, tables[sequence], lengths[sequence]).to(query.dtype)
-        values = read_sequence(v_cache, tables[sequence], lengths[sequence]).to(query.dtype)
         new = query[:, starts[sequence] : starts[sequence + 1]].transpose(1, 2)
+        first = first_seen(lengths[sequence] - new.shape[2], sliding_window, chunk_size)
+        where = tables[sequence], lengths[sequence], first
+        keys, values = (read_sequence(cache, *where).to(query.dtype) for cache in (k_cache, v_cache))
         parts.append(torch_attention(new, keys, values, None, 0.0, True, *options).transpose(1, 2))
     if (rest := query.shape[1] - starts[sequences]) > 0:
         parts.append(query.new_zeros((1, rest, query.shape[2], value.shape[-1])))

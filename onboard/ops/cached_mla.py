@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onboard.ops.cached_attention import read_sequence, write_tokens
+from onboard.ops.cached_attention import only_seen, read_sequence, write_tokens
 from onboard.ops.library import register_op
 from onboard.ops.mla import fake_mla, torch_mla
 
@@ -67,8 +67,9 @@ def _absorbed(
     by_head = weight.view(heads, -1, rank)
     to_keys, to_values = by_head[:, :nope], by_head[:, nope:]
     stored = cache[pages.long()].flatten(1, 3).to(q_nope.dtype)  # [sequences, keys, rank + rope_dim]
+    seen = torch.arange(stored.shape[1], device=cache.device) < kv_lens.unsqueeze(1)
+    stored = only_seen(stored, seen)
     queries = torch.cat([torch.einsum("bhn,hnr->bhr", q_nope, to_keys), q_pe], dim=-1)
     scores = (queries @ stored.transpose(1, 2)).to(torch.promote_types(q_nope.dtype, torch.float32)) * scale
-    unseen = torch.arange(stored.shape[1], device=cache.device) >= kv_lens.unsqueeze(1)
-    chances = F.softmax(scores.masked_fill(unseen.unsqueeze(1), -torch.inf), dim=-1).to(q_nope.dtype)
+    chances = F.softmax(scores.masked_fill(~seen.unsqueeze(1), -torch.inf), dim=-1).to(q_nope.dtype)
     return torch.einsum("bhr,hvr->bhv", chances @ stored[..., :rank], to_values)

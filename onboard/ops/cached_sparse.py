@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onboard.ops.cached_attention import read_sequence, write_tokens
+from onboard.ops.cached_attention import first_seen, only_seen, read_sequence, write_tokens
 from onboard.ops.library import register_op
 from onboard.ops.mla import fake_mla
 from onboard.ops.sparse import torch_sparse_mla
@@ -56,14 +56,15 @@ def torch_cached_sparse_mla(
     if longest_query == 1:
         positions = _positions(indices, kv_lens, sliding_window, longest_kv)
         factor = (q_nope.shape[-1] + q_pe.shape[-1]) ** -0.5 if scale is None else scale
-        stored = _gathered(mla_cache, block_table, positions).to(q_nope.dtype)
         seen = positions >= 0
+        stored = only_seen(_gathered(mla_cache, block_table, positions).to(q_nope.dtype), seen)
         return _absorbed(q_nope[0], q_pe[0], kv_b_proj_weight, stored, seen, sinks, factor).unsqueeze(0)
     out = fake_mla(q_nope, q_pe, compressed_kv, kpe, kv_b_proj_weight).zero_()
     starts, lengths, rank = cu_seqlens.tolist(), kv_lens.tolist(), compressed_kv.shape[-1]
     for index in range(sequences):
         rows = slice(starts[index], starts[index + 1])
-        stored = read_sequence(mla_cache, block_table[index], lengths[index]).transpose(1, 2).to(q_nope.dtype)
+        first = first_seen(lengths[index] - (rows.stop - rows.start), sliding_window)
+        stored = read_sequence(mla_cache, block_table[index], lengths[index], first).transpose(1, 2).to(q_nope.dtype)
         latent, key = stored[:, :, 0, :rank], stored[..., rank:]
         chosen = None if indices is None else indices[:, rows]
         queries = (q_nope[:, rows], q_pe[:, rows])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onboard.ops.attention import torch_attention
-from onboard.ops.cached_attention import read_sequence, write_tokens
+from onboard.ops.cached_attention import only_seen, read_sequence, write_tokens
 from onboard.ops.library import register_op
 
 
@@ -86,7 +86,9 @@ def torch_cached_dynamic_mask_attention(
     sequences, _, longest_query, longest_kv, *_ = batch_info_host.tolist()
     if longest_query == 1:
         pages = block_table[:, : -(-longest_kv // k_cache.shape[2])].long()
-        keys, values, biases = (cache[pages].transpose(2, 3).flatten(1, 2).to(query.dtype) for cache in caches)
+        read = [cache[pages].transpose(2, 3).flatten(1, 2).to(query.dtype) for cache in caches]
+        seen = torch.arange(read[0].shape[1], device=query.device) < kv_lens.unsqueeze(1)
+        keys, values, biases = (only_seen(stored, seen) for stored in read)
         bias = kept_bias(biases[..., 0], (kv_lens - 1).view(-1, 1, 1, 1), keep)
         return _attention(query[0].unsqueeze(1), keys, values, bias, scale).transpose(0, 1)
     out = query.new_zeros((*query.shape[:-1], value.shape[-1]))

@@ -22,6 +22,8 @@ def torch_moe_fused(
     limit: float | None = None,
     alpha: float | None = None,
     up_offset: float = 0.0,
+    gate_cap: float | None = None,
+    up_cap: float | None = None,
 ) -> Tensor:
     """`torch_moe` with the weights of all experts in one tensor each.
 
@@ -32,7 +34,7 @@ def torch_moe_fused(
         w3_w1_stacked_weight: [experts, 2 * intermediate, hidden], up before gate; [experts, intermediate, hidden]
             unless gated.
         w2_stacked_weight: [experts, hidden, intermediate].
-        is_gated_mlp, act_fn, limit, alpha, up_offset: as for `torch_moe`.
+        is_gated_mlp, act_fn, limit, alpha, up_offset, gate_cap, up_cap: as for `torch_moe`.
         w3_w1_stacked_bias: [experts, 2 * intermediate] (half as many unless gated) or None.
         w2_stacked_bias: [experts, hidden] or None.
 
@@ -43,7 +45,7 @@ def torch_moe_fused(
     b1, b3 = _gate_and_up(w3_w1_stacked_bias, is_gated_mlp)
     b2 = None if w2_stacked_bias is None else list(w2_stacked_bias.unbind())
     lists = (w1 or [], list(w2_stacked_weight.unbind()), w3 or [], is_gated_mlp, act_fn, b1, b2, b3)
-    return torch_moe(x, selected_experts, routing_weights, *lists, limit, alpha, up_offset)
+    return torch_moe(x, selected_experts, routing_weights, *lists, limit, alpha, up_offset, gate_cap, up_cap)
 
 
 def _gate_and_up(stacked: Tensor | None, gated: bool) -> tuple[list[Tensor] | None, list[Tensor] | None]:

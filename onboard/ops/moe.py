@@ -21,7 +21,8 @@ def fake_moe(x: Tensor, *_: object, **__: object) -> Tensor:
 _SCHEMA = (
     "(Tensor x, Tensor selected_experts, Tensor routing_weights, Tensor[] w1_weight, Tensor[] w2_weight, "
     'Tensor[] w3_weight, bool is_gated_mlp=True, str act_fn="silu", Tensor[]? w1_bias=None, Tensor[]? w2_bias=None, '
-    "Tensor[]? w3_bias=None, float? limit=None, float? alpha=None, float up_offset=0.) -> Tensor"
+    "Tensor[]? w3_bias=None, float? limit=None, float? alpha=None, float up_offset=0., "
+    "float? gate_cap=None, float? up_cap=None) -> Tensor"
 )
 
 
@@ -41,6 +42,8 @@ def torch_moe(
     limit: float | None = None,
     alpha: float | None = None,
     up_offset: float = 0.0,
+    gate_cap: float | None = None,
+    up_cap: float | None = None,
 ) -> Tensor:
     """Sparse mixture of experts (Shazeer et al. 2017, arXiv:1701.06538), the choice of experts made already.
 
@@ -60,6 +63,8 @@ def torch_moe(
         limit: bound of the gate from above and of the up projection from both sides, or None.
         alpha: the gate's activation is gate * sigmoid(alpha * gate) instead of act_fn, unless None.
         up_offset: what is added to the (bounded) up projection.
+        gate_cap: c; of an activation gate * sigmoid(gate), the factor gate becomes c * tanh(gate / c), or None.
+        up_cap: the same of the up projection.
 
     Returns:
         [..., hidden] in x's dtype.
@@ -67,7 +72,7 @@ def torch_moe(
     Raises:
         UsageError: unknown activation.
     """
-    act = activation_function(act_fn) if alpha is None else _swish(alpha)
+    act = activation_function(act_fn) if alpha is None and gate_cap is None else _swish(alpha or 1.0, gate_cap)
     tokens = x.reshape(-1, x.shape[-1])
     selected_experts = selected_experts.reshape(-1, selected_experts.shape[-1])
     routing_weights = routing_weights.reshape(-1, routing_weights.shape[-1])
@@ -76,6 +81,7 @@ def torch_moe(
     def expert(index: int, chosen: Tensor) -> Tensor:
         gate = F.linear(chosen, w1_weight[index], w1_bias[index] if w1_bias else None)
         up = F.linear(chosen, w3_weight[index], w3_bias[index] if w3_bias else None) if is_gated_mlp else None
+        up = None if up is None else _capped(up, up_cap)
         return F.linear(_gated(gate, up, act, limit, up_offset), w2_weight[index], w2_bias[index] if w2_bias else None)
 
     for index in _experts_to_run(selected_experts, len(w1_weight)):
@@ -105,8 +111,12 @@ def _add(
         out.index_add_(0, rows, weighted.to(out.dtype))
 
 
-def _swish(alpha: float) -> Activation:
-    return lambda gate: gate * torch.sigmoid(gate * alpha)
+def _swish(alpha: float, cap: float | None) -> Activation:
+    return lambda gate: _capped(gate, cap) * torch.sigmoid(gate * alpha)
+
+
+def _capped(x: Tensor, cap: float | None) -> Tensor:
+    return x if cap is None else cap * torch.tanh(x / cap)
 
 
 def _gated(gate: Tensor, up: Tensor | None, act: Activation, limit: float | None, up_offset: float) -> Tensor:

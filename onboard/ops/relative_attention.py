@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onboard.ops.attention import torch_attention
-from onboard.ops.cached_attention import read_sequence, write_tokens
+from onboard.ops.cached_attention import first_seen, only_seen, read_sequence, write_tokens
 from onboard.ops.library import register_op
 
 
@@ -90,16 +90,20 @@ def torch_cached_relative_attention(
         keys, values = (cache[pages].transpose(2, 3).flatten(1, 2).to(query.dtype) for cache in (k_cache, v_cache))
         distance = (kv_lens - 1).view(-1, 1, 1) - torch.arange(keys.shape[1], device=query.device)
         seen = (distance >= 0) & (distance < (sliding_window or keys.shape[1]))
+        keys, values = (only_seen(stored, seen[:, 0]) for stored in (keys, values))
         bias = distance_bias(relative[0].unsqueeze(1), distance).masked_fill(~seen.unsqueeze(1), -torch.inf)
-        out = torch_attention(query[0].unsqueeze(1), keys, values, bias, 0.0, False, scale, sinks)
+        sink = sinks[0].unsqueeze(1) if sinks is not None and sinks.dim() == 3 else sinks
+        out = torch_attention(query[0].unsqueeze(1), keys, values, bias, 0.0, False, scale, sink)
         return out.transpose(0, 1)
     out = query.new_zeros((*query.shape[:-1], value.shape[-1]))
     starts, lengths = cu_seqlens.tolist(), kv_lens.tolist()
     for index in range(sequences):
         rows = slice(starts[index], starts[index + 1])
-        stored = [read_sequence(cache, block_table[index], lengths[index]) for cache in (k_cache, v_cache)]
+        first = first_seen(lengths[index] - (rows.stop - rows.start), sliding_window)
+        stored = [read_sequence(cache, block_table[index], lengths[index], first) for cache in (k_cache, v_cache)]
         keys, values = (each.transpose(1, 2).to(query.dtype) for each in stored)
+        sink = sinks[:, rows] if sinks is not None and sinks.dim() == 3 else sinks
         out[:, rows] = torch_relative_attention(
-            query[:, rows], keys, values, relative[:, rows], scale, sinks, sliding_window
+            query[:, rows], keys, values, relative[:, rows], scale, sink, sliding_window
         )
     return out

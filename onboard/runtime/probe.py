@@ -138,9 +138,8 @@ def _run_step(
     return list(torch.split(logits, sizes))
 
 
-def interface_for(context: TransformContext, prompts: Sequence[Prompt]) -> CachedSequenceInterface:
-    """Return the run's caches when they hold the prompts, else temporary ones of the same kinds."""
-    cache: CachedSequenceInterface = context.cache
+def interface_for(cache: CachedSequenceInterface, prompts: Sequence[Prompt]) -> CachedSequenceInterface:
+    """Return a run's caches when they hold the prompts, else temporary ones of the same kinds."""
     lengths = [len(prompt) for prompt in prompts]
     if cache.can_lend(lengths) and len(prompts) <= cache.info.max_batch_size:
         return cache

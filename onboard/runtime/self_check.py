@@ -59,7 +59,7 @@ class SelfCheck:
     def run(self, gm: nn.Module) -> float:
         """Return the error of the cached model; raise `OnboardError` when it is another model."""
         rope = length_dependent_rope(self.context.factory.config.to_dict())
-        cache = interface_for(self.context, self.prompts)
+        cache = interface_for(self.context.cache, self.prompts)
         with self._reported("the model does not run with caches"):
             found = run_plan(gm, cache, self.prompts, plans(self.prompts, rope)["batched decode"], rope)
         error = max(rmse_ratio(ours, theirs) for ours, theirs in zip(found, self.expected, strict=True))

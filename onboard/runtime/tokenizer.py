@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,15 @@ class Tokenizer:
 
     @classmethod
     def load(cls, checkpoint: Path) -> Tokenizer | None:
-        """Load the tokenizer in `checkpoint`; None when the folder has none."""
+        """Load the tokenizer in `checkpoint`, never by code of its repository; None when the folder has none."""
         if not any((checkpoint / name).is_file() for name in _FILES):
             return None
         from transformers import AutoTokenizer
 
         try:
-            return cls(AutoTokenizer.from_pretrained(checkpoint))
+            return cls(AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False))
         except Exception as error:  # the Rust library raises bare exceptions
-            raise OnboardError(f"the tokenizer in {checkpoint} does not load: {error}") from error
+            raise _no_tokenizer(checkpoint, error) from error
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, with the special tokens that the tokenizer adds to a prompt."""
@@ -38,6 +39,26 @@ class Tokenizer:
         """Return the text of tokens, special tokens left out."""
         text: str = self.hf.decode(tokens, skip_special_tokens=True)
         return text
+
+
+def _no_tokenizer(checkpoint: Path, error: Exception) -> OnboardError:
+    """Say why the tokenizer does not load, in one line: code of a repository is not run here."""
+    if _is_code(checkpoint / "tokenizer_config.json"):
+        return OnboardError(
+            f"the tokenizer in {checkpoint} is code of the model's repository, which is not run here",
+            hint="Save it as a tokenizer.json without auto_map (save_pretrained of a fast tokenizer)",
+        )
+    reason = " ".join(str(error).split())
+    return OnboardError(f"the tokenizer in {checkpoint} does not load: {reason}", hint="Fetch the checkpoint again")
+
+
+def _is_code(path: Path) -> bool:
+    """Whether a tokenizer's configuration names a class of the repository."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(values, dict) and bool(values.get("auto_map"))
 
 
 class Detokenizer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +14,13 @@ from torch import nn
 
 from onboard.config import Mode, RuntimeConfig
 from onboard.errors import UsageError
-from onboard.graph.architecture import causal_lm_class
 from onboard.graph.context import TransformContext
 from onboard.graph.invariants import uncached_mixers
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.transform import BaseTransform
 from onboard.runtime.build import make_context
 from onboard.runtime.probe import DECODE, Prompt, interface_for, plans, rmse_ratio, run_plain, run_plan
+from onboard.runtime.reference import Asked, reference_logits
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.runtime.rope import LengthDependentRope, length_dependent_rope
 
@@ -115,7 +114,7 @@ def verify_model(
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     prompts = make_prompts(context, seed)
     context.runtime = _roomy(context.runtime, prompts)
-    reference, reference_error = reference_logits(context, prompts)
+    reference, reference_error = _reference(context, prompts)
     report = VerifyReport(
         model=str(model),
         device=str(context.device),
@@ -150,41 +149,16 @@ def make_prompts(context: TransformContext, seed: int) -> list[list[int]]:
     return [[draw.randrange(config.vocab_size) for _ in range(length)] for length in lengths]
 
 
-def reference_logits(context: TransformContext, prompts: Sequence[Prompt]) -> tuple[list[torch.Tensor], float]:
-    """Return transformers' logits for each prompt in float32, and the error of its own run in the context's dtype.
-
-    The float32 run has the same weights: those of the checkpoint, rounded to the context's dtype.
-    """
-    rounded = _hf_logits(context, prompts, context.dtype)
-    if context.dtype == torch.float32:
-        return rounded, 0.0
-    exact = _hf_logits(context, prompts, torch.float32)
-    return exact, _worst(rounded, exact)
+def _reference(context: TransformContext, prompts: Sequence[Prompt]) -> tuple[list[torch.Tensor], float]:
+    """Return transformers' logits for each prompt in float32, and the error of its own run in the context's dtype."""
+    reference = reference_logits(context, [Asked.whole(prompt) for prompt in prompts])
+    return reference.exact, _worst(reference.own, reference.exact) if reference.own else 0.0
 
 
 def _worst(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
     """Return the largest error over prompts, NaN if any is (which Python's `max` hides behind a number)."""
     errors = [rmse_ratio(ours, theirs) for ours, theirs in zip(actual, expected, strict=True)]
     return float(torch.tensor(errors, dtype=torch.float64).max())
-
-
-@torch.inference_mode()
-def _hf_logits(context: TransformContext, prompts: Sequence[Prompt], dtype: torch.dtype) -> list[torch.Tensor]:
-    model = causal_lm_class(context.factory.config).from_pretrained(
-        context.factory.checkpoint,
-        config=context.factory.config,
-        dtype=dtype,
-        attn_implementation="eager",
-        local_files_only=True,
-    )
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(context.dtype).to(dtype)
-    model = model.to(context.device).eval()
-    inputs = (torch.tensor([list(prompt)], device=context.device) for prompt in prompts)
-    logits = [model(input_ids=ids, use_cache=False).logits[0].float().cpu() for ids in inputs]
-    del model
-    gc.collect()  # the pipeline is to find the memory free, and Hugging Face models hold reference cycles
-    return logits
 
 
 def _check(
@@ -207,7 +181,7 @@ def _run_all(
 ) -> dict[str, list[torch.Tensor]]:
     if context.cache is None or not context.cache.resources:
         return {"prefill": run_plain(module, prompts, context)}
-    cache = interface_for(context, prompts)
+    cache = interface_for(context.cache, prompts)
     ways = plans(prompts, rope)
     if uncached_mixers(module):  # between the transforms that cache one kind of mixer each
         ways = {"prefill": ways["prefill"]}

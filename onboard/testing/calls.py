@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from onboard.analysis.counterparts import counterparts
+from onboard.analysis.counterparts import counterparts, is_choice
 from onboard.ops.rope import complex_freqs
+from onboard.ops.sparse import chosen_keys
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Call:
             f"{type(block).__name__} returns {len(actual)} tensors, Hugging Face {len(expected)}"
         )
         pairs = zip(actual, counterparts(actual, expected), strict=True)
-        return [(ours, _for_each_row(theirs, ours)) for ours, theirs in pairs]
+        return [_comparable(ours, _for_each_row(theirs, ours)) for ours, theirs in pairs]
 
     def _arguments_for(self, block: nn.Module) -> dict[str, Any]:
         arguments = {}
@@ -69,6 +70,13 @@ def alibi_slopes(bias: torch.Tensor) -> torch.Tensor:
     lengths = (n for n in range(1, len(steps) + 1) if len(steps) % n == 0)
     heads = next(n for n in lengths if (steps.view(-1, n) == steps[:n]).all())
     return steps[:heads]
+
+
+def _comparable(actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both as they are, or both as masks where one has the positions of chosen keys and the other a mask."""
+    if not is_choice(actual, expected):
+        return actual, expected
+    return chosen_keys(actual, expected.shape[-1]).float(), expected.float()
 
 
 def _for_each_row(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:

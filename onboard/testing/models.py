@@ -17,6 +17,7 @@ from torch import nn
 from onboard.analysis.tiny import is_table
 from onboard.errors import OnboardError
 from onboard.graph.expert_weights import separate_experts
+from onboard.graph.reference import without_missing_towers
 from onboard.modeling import load_model_file, registered_model
 
 _MADE_FROM = re.compile(r"from transformers (\S+),$", re.MULTILINE)
@@ -25,7 +26,8 @@ _MADE_FROM = re.compile(r"from transformers (\S+),$", re.MULTILINE)
 
 def hf_causal_lm(model_class: Any, config: Any, seed: int, device: str = "cpu", dtype: str = "float32") -> nn.Module:
     """Return Hugging Face's model with eager attention and random weights everywhere."""
-    model: nn.Module = model_class._from_config(config, attn_implementation="eager", dtype=getattr(torch, dtype))
+    with without_missing_towers():
+        model: nn.Module = model_class._from_config(config, attn_implementation="eager", dtype=getattr(torch, dtype))
     randomize_(model, seed)
     return model.to(device).eval()
 

@@ -39,6 +39,7 @@ def report_view(context: RunContext) -> dict[str, Any]:
         "tests": test_groups(found["tests"].get("tests", [])),
         "test_command": found["tests"].get("command", ""),
         "review": found["review"],
+        "review_text": review_text(found["review"]),
         "runs": [run_view(name, run) for name, run in runs],
         "run_facts": run_facts(dict(runs)),
         "full": dict(runs).get("full", {}),
@@ -81,13 +82,19 @@ def chips(found: dict[str, Any], runs: dict[str, Any]) -> list[dict[str, str]]:
     passed = sum(test["status"] == "passed" for test in tests)
     failed = sum(test["status"] == "failed" for test in tests)
     skipped = f", {len(tests) - passed - failed} skipped" if passed + failed < len(tests) else ""
-    verdict = (full.get("coherence") or {}).get("verdict", "not run")
+    verdict = (full.get("text") or {}).get("verdict", "not run")
     return [
         _chip("Tests", f"{passed} passed{f', {failed} failed' if failed else ''}{skipped}", bool(tests) and not failed),
-        _chip("Review", found["review"].get("verdict", "not run"), found["review"].get("verdict") == "PASS"),
+        _chip("Review", review_text(found["review"]), found["review"].get("verdict") == "PASS"),
         _chip("Run", found["run"].get("status", "not run"), found["run"].get("status") == "success"),
-        {"title": "Text", "text": verdict, "state": {"coherent": "good", "incoherent": "bad"}.get(verdict, "open")},
+        {"title": "Text", "text": verdict, "state": {"equal": "good", "different": "bad"}.get(verdict, "open")},
     ]
+
+
+def review_text(review: dict[str, Any]) -> str:
+    """Return the reviewer's verdict with how many places it noted."""
+    noted = f"; style notes: {review['notes']}" if review.get("notes") else ""
+    return f"{review.get('verdict', 'not run')}{noted}"
 
 
 def _chip(title: str, text: str, good: bool) -> dict[str, str]:
@@ -202,7 +209,7 @@ def run_view(name: str, run: dict[str, Any]) -> dict[str, Any]:
 def limitations(spec: ModelSpec, found: dict[str, Any], runs: dict[str, Any]) -> list[str]:
     """Return what is not covered, not shown or not judged."""
     full, tests = runs.get("full", {}), found["tests"].get("tests", [])
-    settings, coherence = full.get("settings", {}), full.get("coherence") or {}
+    settings, text = full.get("settings", {}), full.get("text") or {}
     skipped = sum(test["status"] == "skipped" for test in tests)
     notes = [f"{skipped} tests were skipped for want of the hardware that they need."] if skipped else []
     if not full:
@@ -212,8 +219,9 @@ def limitations(spec: ModelSpec, found: dict[str, Any], runs: dict[str, Any]) ->
         notes.append("Ran on the CPU only: GPU kernels and CUDA graphs are untested for this model.")
     if settings.get("device") == "cuda" and not full["cuda_graphs"]["used"]:
         notes.append("CUDA graphs were not used.")
-    if coherence.get("verdict") == "not judged":
-        notes.append(f"The text was not judged: {coherence['reason']}.")
+    if text.get("verdict") == "not judged":
+        notes.append(f"The text was not judged: {text['reason']}.")
+    notes += [f"{note[0].upper()}{note[1:]}." for note in (full.get("comparison") or {}).get("notes", [])]
     positions, longest = max_positions(spec.config), settings.get("max_seq_len")
     if positions and longest and longest < positions:
         notes.append(f"The config serves {longest:,} of the model's {positions:,} positions (max_seq_len).")

@@ -36,7 +36,8 @@ def estimate_size(source: ModelSource, dtype: str = "auto", built: dict[str, int
     """
     if has_weights(source.files()):
         counts, basis = local_counts(source.weights()), "safetensors headers"
-    elif isinstance(source, HubSource) and (counts := source.parameter_counts()):
+    elif isinstance(source, HubSource) and source.tensors:
+        counts = _tally((tensor.dtype, math.prod(tensor.shape)) for tensor in source.tensors.values())
         basis = "safetensors metadata of the Hub"
     else:
         counts = module_counts(build_on_meta(source.files())) if built is None else built
@@ -73,12 +74,15 @@ def build_on_meta(folder: Path) -> Any:
     import torch
     from transformers import AutoConfig
 
-    from onboard.graph.architecture import causal_lm_class, decoder_config
+    from onboard.graph.architecture import decoder_config
+    from onboard.graph.reference import build_reference
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         with torch.device("meta"):
-            return causal_lm_class(config)._from_config(decoder_config(config))
+            return build_reference(decoder_config(config))
+    except OnboardError:
+        raise
     # Any type at all: the config's values run through all of the model's constructors.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -72,6 +72,25 @@ def escape_folder(folder: Path) -> None:
     path.write_text(json.dumps(index))
 
 
+def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Write the tensors of all shards, changed, as one file."""
+    tensors = {name: tensor for shard in shards(folder) for name, tensor in load_file(shard).items()}
+    change(tensors)
+    for path in [*shards(folder), folder / "model.safetensors.index.json"]:
+        path.unlink()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def quantise_to_fp8(tensors: dict[str, torch.Tensor]) -> None:
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = torch.ones(1, 1)
+
+
+PARTS = ("blocks", "scales")
+UP = "model.layers.1.mlp.up_proj.weight"
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
 BROKEN: dict[str, tuple[Break, int, str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), 1, "has no config.json"),
     "config is no JSON": (lambda f: (f / "config.json").write_text("{'a': 1}") and None, 1, "is not valid JSON"),
@@ -119,6 +138,38 @@ BROKEN: dict[str, tuple[Break, int, str]] = {
     "no weights": (lambda f: [path.unlink() for path in f.glob("model*")] and None, 1, "has no safetensors weights"),
     "NaN": (lambda f: poison(f, float("nan")), 1, "holds NaN"),
     "infinity": (lambda f: poison(f, float("-inf")), 1, "holds infinity"),
+    "missing tensor": (lambda f: change_tensors(f, lambda t: t.pop(UP)), 1, f"it has no {UP}"),
+    "extra tensor": (
+        lambda f: change_tensors(f, lambda t: t.update({"model.layers.1.mlp.bias": torch.ones(4)})),
+        1,
+        "the model has no use for model.layers.1.mlp.bias",
+    ),
+    "wrong shape": (
+        lambda f: change_tensors(f, lambda t: t.update({UP: torch.ones(3, 5)})),
+        1,
+        f"{UP} is [3, 5], not [48, 32]",
+    ),
+    "integer weights": (
+        lambda f: change_tensors(f, lambda t: t.update({UP: t[UP].to(torch.int32)})),
+        1,
+        f"{UP} is int32, not floating-point numbers",
+    ),
+    "fp8 by its config": (
+        lambda f: edit_config(f, quantization_config=FP8),
+        1,
+        "quantised (fp8, 128 x 128 blocks), which onboard cannot read yet. Use an unquantised release",
+    ),
+    "fp8 by its tensors": (lambda f: change_tensors(f, quantise_to_fp8), 1, "the checkpoint is quantised ("),
+    "MXFP4 by its names": (
+        lambda f: change_tensors(
+            f,
+            lambda t: t.update(
+                {f"model.layers.0.mlp.experts.down_proj_{part}": torch.zeros(2, dtype=torch.uint8) for part in PARTS}
+            ),
+        ),
+        1,
+        "the checkpoint is quantised (mxfp4",
+    ),
     "index that leaves the folder": (escape_folder, 1, "is no safetensors file beside it"),
 }
 

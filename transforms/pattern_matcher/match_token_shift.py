@@ -19,31 +19,53 @@ _OF_ZERO = (aten.to, aten._to_copy, aten.view, aten.reshape, aten.expand, aten.u
 
 @register_transform("match_token_shift")
 class MatchTokenShift(BaseTransform[TransformConfig]):
-    """Replace cat([zeros [batch, 1, channels], x[:, :-1]], dim=1) by `torch_token_shift`."""
+    """Replace cat([zeros [batch, 1, channels], x[:, :-1]], dim=1) by `torch_token_shift`.
+
+    Where both parts went through one linear with a bias, the linear of the shifted input is what they are together.
+    """
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Replace each such expression."""
         assert isinstance(gm, fx.GraphModule)
         matches = 0
         for node in nodes_of(gm, aten.cat):
-            if (source := _shifted(node)) is not None:
-                replace_with(node, call(gm, node, torch.ops.onboard.torch_token_shift.default, source, like=node))
+            if (parts := _parts(node)) is not None and (new := _shift(gm, node, *parts)) is not None:
+                replace_with(node, new)
                 matches += 1
         if matches:
             gm.graph.eliminate_dead_code()
         return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=not matches)
 
 
-def _shifted(cat: fx.Node) -> fx.Node | None:
-    """Return x [batch, sequence, channels] where `cat` is x one token later, and None where it is something else."""
+def _parts(cat: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """Return the first row and x [batch, sequence, channels] where `cat` is that row and x without its last token."""
     found = arguments(cat)
     tensors = found["tensors"]
     if found["dim"] not in (1, -2) or len(tensors) != 2 or cat.meta["val"].dim() != 3:
         return None
     first, rest = tensors
-    if first.meta["val"].shape[1] != 1 or not _is_zero(first) or not _lacks_last(rest):
+    return (first, rest.args[0]) if first.meta["val"].shape[1] == 1 and _lacks_last(rest) else None
+
+
+def _shift(gm: fx.GraphModule, cat: fx.Node, first: fx.Node, source: fx.Node) -> fx.Node | None:
+    """Return what `cat` is in terms of the token shift; None where its first row is no zero's."""
+    if _is_zero(first):
+        return call(gm, cat, torch.ops.onboard.torch_token_shift.default, source, like=cat)
+    if not (is_op(first, aten.linear) and is_op(source, aten.linear)):
         return None
-    return rest.args[0]  # type: ignore[no-any-return]
+    before = source.args[0]
+    if not _is_zero(first.args[0]) or not _same_layer(first, source):
+        return None
+    assert isinstance(before, fx.Node)
+    shifted = call(gm, cat, torch.ops.onboard.torch_token_shift.default, before, like=before)
+    return call(gm, cat, aten.linear.default, shifted, *source.args[1:], like=cat)
+
+
+def _same_layer(first: fx.Node, second: fx.Node) -> bool:
+    """Whether two linears read the same weight and bias."""
+    ours, theirs = arguments(first), arguments(second)
+    pairs = [(ours[key], theirs[key]) for key in ("weight", "bias")]
+    return all(a is b or (a.op == b.op == "get_attr" and a.target == b.target) for a, b in pairs)
 
 
 def _lacks_last(node: Any) -> bool:

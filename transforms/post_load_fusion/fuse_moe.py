@@ -54,6 +54,8 @@ class FuseMoe(BaseTransform[FuseMoeConfig]):
 def _obstacle(node: fx.Node, context: TransformContext) -> str:
     """Return why no kernel can run a mixture, "" when one can."""
     values = arguments(node)
+    if values["gate_cap"] is not None or values["up_cap"] is not None:
+        return "an activation with caps has no kernel"
     if values["alpha"] is None and values["act_fn"] not in KERNEL_ACTIVATIONS:
         return f"activation {values['act_fn']} has no kernel"
     return kernel_obstacle(context.dtype)

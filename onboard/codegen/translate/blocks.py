@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.render import render
-from onboard.codegen.translate import experts
+from onboard.codegen.translate import chosen, experts
 from onboard.codegen.translate.values import COMPLEX, Hole
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ def forward(recognised: Recognised, node: ast.FunctionDef, source: ModuleSource)
     if recognised.kind == "rotary":
         form = COMPLEX if recognised.parameters["style"] == COMPLEX else None
         return Routine(node, source, inputs, [], Hole(0, form), 1)
-    if recognised.kind == experts.KIND:
+    if recognised.kind == chosen.KIND:
+        inputs = [recognised.parameters["x"], recognised.parameters["tables"]]
+    elif recognised.kind == experts.KIND:
         inputs = experts.inputs(recognised.parameters, inputs)
     else:
         inputs = inputs[:2] if recognised.kind == "gated_rmsnorm" else inputs[:1]
@@ -52,4 +54,5 @@ def forward(recognised: Recognised, node: ast.FunctionDef, source: ModuleSource)
     body = ast.parse(text).body
     for statement in body:
         statement.lineno = 0
-    return Routine(node, source, inputs, body, Hole(0), 1)
+    like = chosen.Chosen(ast.Constant(None)) if recognised.kind == chosen.KIND else None
+    return Routine(node, source, inputs, body, Hole(0, like=like), 1)

@@ -16,6 +16,7 @@ from onboard.codegen.translate import (
     biases,
     canonical,
     causal,
+    chosen,
     composite,
     indexer,
     latent,
@@ -161,6 +162,8 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
             return composite.text_config(owner)
         case Mask() | causal.Ones() if attr in _OF_MASKS:
             return owner
+        case Mask() if (shown := chosen.narrowed(owner, attr, args)) is not None:
+            return shown
         case Global(obj=type() as cls) if attr == "apply" and issubclass(cls, torch.autograd.Function):
             return frame.translator.call_autograd(cls, args, frame)
         case Instance() if attr == "forward":

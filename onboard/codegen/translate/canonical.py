@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from onboard.codegen.translate import chosen
 from onboard.codegen.translate.values import (
     NONE,
     Code,
@@ -21,6 +22,7 @@ from onboard.codegen.translate.values import (
     Untranslatable,
     Value,
     attribute,
+    call,
     constant,
     name,
     residual,
@@ -52,13 +54,46 @@ def attention(args: Args, window: Value = NONE) -> Value:
     given = {**dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)), **args.keywords}
     by_sequence = all(isinstance(value, Code) and value.transposed for value in heads_first)
     qkv = [residual(untransposed(value) if by_sequence else value) for value in heads_first]
+    if not same(by_query := given.get("sinks", NONE), NONE):
+        given = {**given, "s_aux": Code(_sinks(residual(by_query)))}
     if isinstance(given.get("attention_mask"), Mask):
         given = {"sliding_window": window, **given}
     settings = [given.get(key, NONE) for key in ("scaling", "s_aux", "sliding_window", "softcap")]
+    if (keys := chosen.indices(given.get("attention_mask"))) is not None:
+        return Items((_sparse(heads_first, keys, settings), NONE))
     layout = constant("bsnd" if by_sequence else "bnsd")
     fixed = [residual(_bias(given)), constant(0.0), constant(True)]
     called = ast.Call(op("torch_attention"), [*qkv, *fixed, *map(residual, settings), layout], [])
     return Items((Code(called, transposed=not by_sequence), NONE))
+
+
+def _sinks(expr: ast.expr) -> ast.expr:
+    """Return a logit of each query as [batch, sequence, heads], which modeling code has as [batch, heads, sequence, 1]."""
+    match expr:
+        case ast.Call(
+            func=ast.Attribute(
+                value=ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[one, two]), attr="unsqueeze"
+            ),
+            args=[last],
+        ) if [ast.unparse(item) for item in (one, two, last)] == ["1", "2", "-1"]:
+            return inner
+    return call(attribute(call(attribute(expr, "squeeze"), constant(-1)), "transpose"), constant(1), constant(2))
+
+
+def _sparse(heads_first: list[Value], keys: Value, settings: list[Value]) -> Code:
+    """Return the canonical form of attention to chosen keys, [batch, sequence, heads, dim]."""
+    scale, *others = settings
+    if not all(same(item, NONE) for item in others):
+        raise Untranslatable("attention to chosen keys with sinks, a window or a soft cap")
+    qkv = [residual(turned(value)) for value in heads_first]
+    return Code(ast.Call(op("torch_sparse_attention"), [*qkv, residual(keys), residual(scale)], []))
+
+
+def turned(value: Value) -> Code:
+    """Return a value [batch, heads, sequence, dim] in the order bsnd, or the other way round."""
+    if isinstance(value, Code) and value.transposed:
+        return untransposed(value)
+    return Code(residual(value), transposed=True)
 
 
 def _bias(given: Mapping[str, Value]) -> Value:

@@ -61,9 +61,25 @@ def deciding(test: ast.expr, frame: Frame) -> tuple[list[ast.expr], bool]:
             return reasons, not value
         case ast.BoolOp(op=op, values=values):
             return _of_several(isinstance(op, ast.Or), values, frame)
+        case ast.Compare(left=ast.Name(id=key), ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(None)]):
+            if (made_if := _made_if(key, frame)) is not None:
+                reasons, value = deciding(made_if, frame)
+                return reasons, value is isinstance(op, ast.IsNot)
+        case ast.Compare(ops=[ast.In()], comparators=[ast.Attribute(value=ast.Name(id="config")) as listed]):
+            if frame.translator.decide(listed, Code(listed, static=True), frame) is False:
+                return [ast.UnaryOp(ast.Not(), listed)], False  # nothing is in an empty list
     expr = _source_of(test, frame)
     value = frame.translator.decide(expr, Code(expr, static=True), frame)
     return [expr if value else ast.UnaryOp(ast.Not(), expr)], value
+
+
+def _made_if(key: str, frame: Frame) -> ast.expr | None:
+    """Return the test of a variable's only assignment `key = x if test else None`."""
+    stores = [item for item in frame.out if isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == key]
+    match [item.value for item in stores]:
+        case [ast.IfExp(test=test, body=body, orelse=ast.Constant(value=None))] if not isinstance(body, ast.Constant):
+            return test
+    return None
 
 
 def _of_several(stop: bool, values: list[ast.expr], frame: Frame) -> tuple[list[ast.expr], bool]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from onboard.codegen.translate import biases, calls, causal, indexer, objects, scores
+from onboard.codegen.translate import biases, calls, causal, chosen, indexer, objects, scores
 from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
 from onboard.codegen.translate.decisions import absent_here, decided_here
 from onboard.codegen.translate.forms import ONES, UNIFORM
@@ -222,6 +222,8 @@ def _scores(op: ast.operator, left: Value, right: Value) -> Value | None:
 
 def _unary(node: ast.UnaryOp, frame: Frame) -> Value:
     operand = evaluate(node.operand, frame)
+    if (others := chosen.inverted(node.op, operand)) is not None:
+        return others
     if isinstance(node.op, ast.Not):
         known = truth(operand)
         operand = condition(operand)

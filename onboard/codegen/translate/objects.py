@@ -39,6 +39,7 @@ from onboard.codegen.translate.values import (
     Value,
     attribute,
     constant,
+    is_static,
     name,
     residual,
 )
@@ -133,6 +134,11 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             return fields.get(attr, NONE)
         case Instance(classes=(cls,), expr=expr) if frame.translator.translates(cls):
             return frame.translator.reached(owner)[0].attribute(attr, expr, frame)
+        case Instance(classes=classes, expr=expr) if len(classes) > 1 and all(
+            map(frame.translator.translates, classes)
+        ):
+            values = [state.attribute(attr, expr, frame) for state in frame.translator.reached(owner)]
+            return Code(attribute(expr, attr), static=all(map(is_static, values)))
         case Mapping() | ModuleList():
             return Method(owner, attr)
         case Folded() if attr == "shape":

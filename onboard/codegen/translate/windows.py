@@ -49,13 +49,29 @@ def _cuts(maker: object) -> bool:
 
 
 def of_masks(frame: Frame) -> Value:
-    """Return the window of attention that passes none: that of the masks, where one holds for all layers."""
-    if not frame.translator.windowed or _kinds(frame.translator) or frame.cls is None:
+    """Return the window of attention that passes none: that of the masks.
+
+    Where layers differ, it is that of the layers that are called sliding, which a class can tell that knows its index.
+    """
+    if not frame.translator.windowed or frame.cls is None:
         return NONE
-    match frame.cls.attributes.get("config"):
+    kinds, known = _kinds(frame.translator), frame.cls.attributes
+    match known.get("config"):
         case Config(obj=config) if hasattr(config, "sliding_window"):
-            return Code(attribute(name("self"), "config", "sliding_window"), static=True, optional=True)
+            window = attribute(name("self"), "config", "sliding_window")
+            if kinds:
+                if _SLIDING not in kinds or not isinstance(known.get("layer_idx"), Code):
+                    return NONE
+                window = ast.IfExp(_is_sliding(), window, constant(None))
+            return Code(window, static=True, optional=True)
     return NONE
+
+
+def _is_sliding() -> ast.expr:
+    """Return `self.config.layer_types[self.layer_idx] == "sliding_attention"`."""
+    kinds, index = attribute(name("self"), "config", "layer_types"), attribute(name("self"), "layer_idx")
+    kind = ast.Subscript(kinds, index, ast.Load())
+    return ast.Compare(kind, [ast.Eq()], [constant(_SLIDING)])
 
 
 def guard(translator: Translator) -> None:

@@ -102,12 +102,16 @@ def _attend_tiles(
 ):  # fmt: skip
     """Take the keys low..high of a sequence into the running peak and sum of weights, and the weighted sum of values.
 
-    Without MASKED, low..high are whole tiles that every row sees. `slope` is ALiBi's of each row, times log2(e).
+    Without MASKED, low..high are whole tiles that every row sees. `slope` is ALiBi's of each row, times log2(e). Keys
+    of the first tile that no row sees are not read: their pages are others' by now, and may hold what is no number.
     """
     channel, value_channel = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_VALUE)
+    oldest = low
+    if WINDOW is not None or CHUNK is not None:
+        oldest = _oldest_key(tl.min(position, 0), WINDOW, CHUNK)
     for tile in range(low, high, BLOCK_N):
         n = tile + tl.arange(0, BLOCK_N)
-        stored = n < high
+        stored = (n < high) & (n >= oldest)
         page = tl.load(table_ptr + n // PAGE, mask=stored, other=0).to(tl.int64)
         place = page * k_stride_page + (n % PAGE) * k_stride_slot
         inside = stored[:, None] & (channel < DIM)[None, :]

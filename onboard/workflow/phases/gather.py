@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 from onboard.analysis.repository_source import survey_code
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.gpu import device_memory, gigabytes
+from onboard.graph.quantised import refuse_quantised
 from onboard.hub import has_weights
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.remote import client as remote
 from onboard.workflow.size import ModelSize, build_on_meta, estimate_size, module_counts
-from onboard.workflow.weights import check_weights
+from onboard.workflow.weights import check_fit, check_weights, stored_tensors
 
 ARTIFACT = "gather.json"
 
@@ -42,7 +43,10 @@ class Gather(Phase):
         folder = context.source.files()
         remote_code = require_consent_for_code(config, folder, trusted=context.options.trust_remote_code)
         require_causal_lm(config)
-        counts = remote.call(context, "measure") if remote_code else module_counts(build_on_meta(folder))
+        refuse_quantised(config, folder, {})  # before headers are asked for
+        tensors = stored_tensors(context.source)
+        refuse_quantised(config, folder, tensors)
+        counts, notes = _measure_own_code(context) if remote_code else _measure(folder, tensors)
         size = estimate_size(context.source, context.options.dtype, counts)
         memory = check_memory(size, context)
         weights = _gather_weights(context, folder)
@@ -51,9 +55,23 @@ class Gather(Phase):
             **({"code": survey_code(folder, config).as_json()} if remote_code else {}),
             "memory": memory,
             "weights": weights,
+            "notes": notes,
         }
         path = context.write_json(ARTIFACT, facts)
-        return PhaseResult({"gather": context.relative(path)}, f"{size}, {memory}, weights {weights}")
+        said = "; ".join([f"{size}, {memory}, weights {weights}", *notes])
+        return PhaseResult({"gather": context.relative(path)}, said)
+
+
+def _measure(folder: Path, tensors: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
+    """Return the model's elements by dtype, and what is left out of a checkpoint with these tensors."""
+    model = build_on_meta(folder)
+    counts = module_counts(model)
+    return counts, check_fit(model, tensors) if tensors else []
+
+
+def _measure_own_code(context: RunContext) -> tuple[dict[str, int], list[str]]:
+    """Do the same without a comparison: a model's own code may rename tensors as it loads them."""
+    return remote.call(context, "measure"), ["the repository's own code decides which tensors it reads"]
 
 
 def require_consent_for_code(config: dict[str, Any], folder: Path, *, trusted: bool) -> bool:

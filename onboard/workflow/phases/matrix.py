@@ -128,14 +128,14 @@ def verified_on(run: dict[str, Any]) -> str:
     full = run["runs"]["full"]
     if full["status"] != "success":
         return UNTESTED
-    note = "" if full["coherence"]["verdict"] == "coherent" else NOT_JUDGED
+    note = "" if full["text"]["verdict"] == "equal" else NOT_JUDGED
     return f"{full['settings']['device']} {full['settings']['dtype']}{note}"
 
 
 def feature_row(spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any] | None) -> list[str]:
     """Return the model's name and Yes, No, Untested or N/A for each column."""
     full = run["runs"]["full"] if run else None
-    batched = full and full["agreement"]["batch_size"] > 1 and full["agreement"]["agrees"]
+    batched = full and len(full["prompts"]) > 1 and full["comparison"]["agrees"]
     return [
         cell(registration["name"]),
         _cuda_graphs(full) if full else UNTESTED,
@@ -159,14 +159,14 @@ def _cuda_graphs(full: dict[str, Any]) -> str:
 
 
 def _sliding_window(spec: ModelSpec, full: dict[str, Any] | None) -> str:
-    """Yes when the run was longer than the window and the cached steps still agreed with a full prefill."""
+    """Yes when a prompt was longer than the window and the run still agreed with transformers."""
     window = spec.traits["sliding_window"].value if "sliding_window" in spec.traits else None
     if not isinstance(window, int) or isinstance(window, bool) or window <= 0:
         return "N/A"
     if full is None:
         return UNTESTED
-    longest = max(len(p["token_ids"]) + len(p["output_ids"]) for p in full["prompts"])
-    return "Yes" if longest > window and full["agreement"]["agrees"] else UNTESTED
+    longest = max(check["longest"] for check in full["comparison"]["checks"])
+    return "Yes" if longest > window and full["comparison"]["agrees"] else UNTESTED
 
 
 def _footnote(registration: dict[str, Any]) -> str:

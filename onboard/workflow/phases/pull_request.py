@@ -13,7 +13,7 @@ from onboard.workflow.phases.cookbook import notebook_path
 from onboard.workflow.phases.matrix import empty_matrix, updated_matrix
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.phases.run import ARTIFACT as RUN
-from onboard.workflow.report_view import limitations, short_count
+from onboard.workflow.report_view import limitations, review_text, short_count
 
 TEMPLATE = "pull_request/pull_request.md.j2"
 REGISTRY, MATRIX = "registry/models.yaml", "registry/supported_models.md"
@@ -104,12 +104,12 @@ def checklist(tests: dict[str, Any], review: dict[str, Any], run: dict[str, Any]
     full = run["runs"]["full"]
     failed = [test for test in tests["tests"] if test["status"] == "failed"]
     passed = sum(test["status"] == "passed" for test in tests["tests"])
-    coherence = full["coherence"]
+    text = full["text"]
     return [
         (not failed and passed > 0, f"equivalence tests: {passed} passed, {len(failed)} failed"),
-        (review["verdict"] == "PASS", f"review of {len(review['items'])} items: {review['verdict']}"),
+        (review["verdict"] == "PASS", f"review of {len(review['items'])} items: {review_text(review)}"),
         (full["status"] == "success", f"full run from {run['config']}: {full['status']}"),
-        (full["agreement"]["agrees"], "cached decoding agrees with a full prefill"),
-        (coherence["verdict"] == "coherent", f"text {coherence['verdict']}: {coherence['reason']}"),
+        (full["comparison"]["agrees"], "logits and tokens are those of transformers on the same weights"),
+        (text["verdict"] == "equal", f"text {text['verdict']}: {text['reason']}"),
         (full["cuda_graphs"]["used"], f"CUDA graphs {'used' if full['cuda_graphs']['used'] else 'not used'}"),
     ]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ReviewPhase(Phase):
-    """Each item of the checklist is PASS or FAIL, with file and line; one FAIL fails the phase."""
+    """Each item of the checklist gets its verdict, with file and line; one FAIL fails the phase, a NOTE is shown."""
 
     name = "review"
 
@@ -30,7 +30,7 @@ class ReviewPhase(Phase):
         }
 
     def run(self, context: RunContext) -> PhaseResult:
-        """Review, write `review.json`, and fail with the first item that did not pass."""
+        """Review, write `review.json`, and fail with the first item of the contract that is broken."""
         result = _review(context)
         path = context.write_json("review.json", result.as_json())
         if failed := result.failed:
@@ -39,25 +39,26 @@ class ReviewPhase(Phase):
                 f" ({failed[0].title}): {failed[0].evidence[0]}",
                 hint=f"See {path.relative_to(context.root)}",
             )
-        return PhaseResult(
-            {"review": str(path.relative_to(context.root))}, f"{len(result.items)} items reviewed, all passed"
-        )
+        return PhaseResult({"review": str(path.relative_to(context.root))}, _summary(result))
 
 
-_ITEM = ("id", "title", "passed", "evidence")
+def _summary(result: Review) -> str:
+    noted = f"none failed; style notes: {result.notes} ({', '.join(item.id for item in result.noted)})"
+    return f"{len(result.items)} items reviewed, {noted if result.noted else 'all passed'}"
+
+
 _REVIEWER = Path(__file__).resolve().parents[2] / "agents"
 
 
 def _review(context: RunContext) -> Review:
     """Review the files as they are, or as a dry run would have written them."""
-    from onboard.agents.reviewer import Review, ReviewItem, review
+    from onboard.agents.reviewer import Review, review
 
     names = [model_path(context), test_path(context)]
     if context.spec.repository:
         model, tests = (context.files.read(context.root / path) for path in names)
         arguments = {"spec": context.spec.to_yaml(), "model": model, "tests": tests, "names": list(map(str, names))}
-        items = remote.call(context, "review", **arguments)["items"]
-        return Review([ReviewItem(**{key: item[key] for key in _ITEM}) for item in items])
+        return Review.from_json(remote.call(context, "review", **arguments))
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for path in names:

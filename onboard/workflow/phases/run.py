@@ -121,8 +121,10 @@ def summary(runs: dict[str, dict[str, Any]]) -> str:
     """Return one line on the full run."""
     full = runs["full"]
     device, dtype = full["settings"]["device"], full["settings"]["dtype"]
-    verdict = f"{full['coherence']['verdict']}: {full['coherence']['reason']}"
-    return f"{device} {dtype}, {full['tokens_per_second']:.0f} tokens/s; text {verdict}"
+    largest = max(check["error"] for check in full["comparison"]["checks"])
+    found = [f"{device} {dtype}", f"logits within {largest:.1e} of transformers'"]
+    found += [f"{full['tokens_per_second']:.0f} tokens/s", f"text {full['text']['verdict']}: {full['text']['reason']}"]
+    return ", ".join(found)
 
 
 def _overrides(context: RunContext) -> list[str]:

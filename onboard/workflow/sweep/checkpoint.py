@@ -14,16 +14,32 @@ from transformers.utils import logging
 
 from onboard.analysis.tiny import VOCABULARY, build_small, load_config, one_line, tiny_config
 from onboard.errors import OnboardError
-from onboard.graph.architecture import causal_lm_class, decoder_config, is_composite, text_config
+from onboard.graph.architecture import decoder_config, find_language_model, is_composite, text_config
+from onboard.graph.reference import build_reference
 from onboard.workflow.sweep.defaults import complete, default_config
 from onboard.workflow.sweep.options import Option, options
+from onboard.workflow.sweep.record import LEAST_FLOW
 from onboard.workflow.sweep.targets import Target
 from onboard.workflow.sweep.variation import aspects
 
-_Effect = tuple[dict[str, torch.Size], torch.Tensor]
 _LENGTH = 21
 _SAME = 1e-4
 """Largest change, relative to the logits, that another order of the same sums may make."""
+
+
+@dataclass(frozen=True)
+class _Effect:
+    """What a small config's model is."""
+
+    shapes: dict[str, torch.Size]
+    """Of its tensors, by name."""
+    logits: torch.Tensor
+    """For a fixed text."""
+    problem: str
+    """Why no comparison of logits would show anything; empty: it would."""
+
+    def is_that_of(self, other: _Effect) -> bool:
+        return self.shapes == other.shapes and torch.equal(self.logits, other.logits)
 
 
 @dataclass
@@ -31,8 +47,8 @@ class Checkpoint:
     """What was made."""
 
     architecture: str
-    is_causal: bool
-    """Logits do not depend on later tokens, nor on the time of day."""
+    is_causal: bool | None
+    """Logits do not depend on later tokens, nor on the time of day; None: the model does not run on a text."""
     options: list[str] = field(default_factory=list)
     """What was changed."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -44,24 +60,50 @@ class Checkpoint:
 
 
 def make_checkpoint(target: Target, folder: Path, seed: int = 0) -> Checkpoint:
-    """Save the target's tiny model to `folder`; every parameter is random, every kind of layer there."""
+    """Save the target's tiny model to `folder`; every parameter is random, every kind of layer there.
+
+    Of a model that is none of texts, or that cannot be built, the config alone: why, the workflow has to say.
+    """
     logging.disable_progress_bar()
-    full, made = _config(target), Checkpoint("", is_causal=False)
+    try:
+        return _made(target, _config(target), folder, seed)
+    except OnboardError:
+        return _config_alone(_full_config(target), folder)
+
+
+def _made(target: Target, full: PretrainedConfig, folder: Path, seed: int) -> Checkpoint:
     small = tiny_config(full)
-    if target.variant == "varied":
+    model, made = build_small(small, seed), Checkpoint("", None)
+    if target.variant == "varied" and _reads_texts(model) and is_causal(model):
         full = _switched_on(full, made)
-        small = _varied(tiny_config(full), target.name, made)
-    model = build_small(small, seed)
+        model = build_small(_varied(tiny_config(full), target.name, made), seed)
     model.save_pretrained(folder)  # type: ignore[operator]
-    made.architecture, made.is_causal = type(model).__name__, is_causal(model)
-    made.missing, made.flow = missing_classes(full, model), flow(model)
+    made.architecture, made.missing = type(model).__name__, missing_classes(full, model)
+    if _reads_texts(model):
+        made.is_causal, made.flow = is_causal(model), flow(model)
     return made
+
+
+def _config_alone(config: PretrainedConfig, folder: Path) -> Checkpoint:
+    model_class: Any = find_language_model(config)
+    config.architectures = [model_class.__name__]
+    config.save_pretrained(folder)
+    return Checkpoint(config.architectures[0], None)
+
+
+@torch.no_grad()
+def _reads_texts(model: nn.Module) -> bool:
+    try:
+        model(input_ids=_text(), use_cache=False)
+    except Exception:  # whatever a model's own code raises
+        return False
+    return True
 
 
 def missing_classes(config: PretrainedConfig, tiny: nn.Module) -> list[str]:
     """Return the names of the module classes that the full-size model has and `tiny` does not, sorted."""
     with torch.device("meta"):
-        full = causal_lm_class(config)._from_config(config)
+        full = build_reference(config)
     names = [{type(module).__name__ for module in model.modules()} for model in (full, tiny)]
     return sorted(names[0] - names[1])
 
@@ -95,10 +137,14 @@ def _text() -> torch.Tensor:
 
 
 def _config(target: Target) -> PretrainedConfig:
-    """The full-size config: the target's own, or its class's defaults with what they leave out."""
-    if target.config is not None:
-        return load_config(target.config)
-    return complete(decoder_config(default_config(target.name)))
+    """The full-size config of the language model itself, with what a class's defaults leave out."""
+    config = _full_config(target)
+    return config if target.config is not None else complete(decoder_config(config))
+
+
+def _full_config(target: Target) -> PretrainedConfig:
+    """The target's own config, or its class's defaults."""
+    return load_config(target.config) if target.config is not None else default_config(target.name)
 
 
 def _switched_on(config: PretrainedConfig, made: Checkpoint) -> PretrainedConfig:
@@ -137,8 +183,9 @@ def _tried(
     except Exception as error:  # whatever a model's own code raises is the reason for the table
         made.refused[option.name] = one_line(error)
         return None
-    if option.shows and after[0] == before[0] and torch.equal(after[1], before[1]):
-        made.refused[option.name] = "it changes nothing in the tiny model"
+    problem = "it changes nothing in the tiny model" if option.shows and after.is_that_of(before) else after.problem
+    if problem:
+        made.refused[option.name] = problem
         return None
     made.options.append(option.name)
     return after
@@ -146,15 +193,12 @@ def _tried(
 
 @torch.no_grad()
 def _effect(small: PretrainedConfig) -> _Effect:
-    """Return what a small config's model is: its tensors' shapes by name, and its logits for a fixed text.
-
-    Raises `OnboardError` for a model that is no causal one: of what is not, nothing can be shown.
-    """
     model = build_small(small)
     logits: torch.Tensor = model(input_ids=_text(), use_cache=False).logits
-    if not is_causal(model):
-        raise OnboardError("with it the model sees later tokens, or none")
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}, logits
+    problem = "" if is_causal(model) else "with it the model is not causal"
+    if not flow(model) >= LEAST_FLOW:
+        problem = "with it a token hardly moves later logits"
+    return _Effect({name: tensor.shape for name, tensor in model.state_dict().items()}, logits, problem)
 
 
 def text_part(config: PretrainedConfig) -> tuple[tuple[str, ...], PretrainedConfig]:

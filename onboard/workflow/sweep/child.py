@@ -86,7 +86,7 @@ def _limit_memory(gibibytes: float) -> None:
 
 
 def _make_checkpoint(job: Job, emit: Emit) -> bool:
-    """Save the tiny checkpoint; return whether there is a causal model to go on with."""
+    """Save the tiny checkpoint; return whether there is a model to go on with, unless it is known not to be causal."""
     from onboard.analysis.tiny import one_line
     from onboard.workflow.sweep.checkpoint import make_checkpoint
 
@@ -98,7 +98,7 @@ def _make_checkpoint(job: Job, emit: Emit) -> bool:
         emit(error=str(error) if isinstance(error, OnboardError) else one_line(error))
         return False
     emit(checkpoint=asdict(made))
-    return made.is_causal
+    return made.is_causal is not False
 
 
 def _onboard(job: Job, programs: ForkServer, emit: Emit) -> None:

@@ -58,7 +58,9 @@ def _compare(llm: LLM, checkpoint: Path, device: str) -> list[dict[str, Any]]:
 @torch.inference_mode()
 def _reference(checkpoint: Path, prompts: list[list[int]]) -> Iterator[tuple[list[int], torch.Tensor]]:
     """Yield transformers' greedy tokens for each prompt, each from a full pass, and the logits of the whole."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
+    ).eval()
     for prompt in prompts:
         known = list(prompt)
         for _ in range(_NEW_TOKENS):

@@ -48,10 +48,17 @@ VIOLATIONS = [
     Violation("M02", MODEL, TOP_FORWARD, TOP_FORWARD.replace("position_ids: torch.Tensor", "position_ids=None")),
     Violation("M03", MODEL, ASSERT, ""),
     Violation("M04", MODEL, ASSERT, ASSERT + "        position_ids = torch.arange(input_ids.shape[1])\n"),
+    Violation(
+        "M04", MODEL, ASSERT, ASSERT + "        if (position_ids := input_ids.cumsum(-1)) is None:\n            pass\n"
+    ),
     Violation("M05", MODEL, RETURN, "return self.lm_head(self.model(input_ids, position_ids))"),
     Violation("M06", MODEL, REGISTER, REGISTER + "VERSION = 1\n"),
-    Violation("M07", MODEL, "sin: torch.Tensor) -> torch.Tensor:", "sin, attention_mask=None) -> torch.Tensor:"),
-    Violation("M07", MODEL, "sin: torch.Tensor) -> torch.Tensor:", "sin, **kwargs) -> torch.Tensor:"),
+    Violation("M06", MODEL, REGISTER, REGISTER.replace(")", ", first_position=lambda config: 2)")),
+    Violation("M07", MODEL, TOP_FORWARD, TOP_FORWARD.replace("position_ids: torch.Tensor", "position_ids, labels")),
+    Violation("M07", MODEL, TOP_FORWARD, TOP_FORWARD.replace("position_ids: torch.Tensor", "position_ids, **kwargs")),
+    Violation("M11", MODEL, "sin: torch.Tensor) -> torch.Tensor:", "sin, attention_mask=None) -> torch.Tensor:"),
+    Violation("M11", MODEL, "sin: torch.Tensor) -> torch.Tensor:", "sin, inputs_embeds=None) -> torch.Tensor:"),
+    Violation("M11", MODEL, "sin: torch.Tensor) -> torch.Tensor:", "sin, **kwargs) -> torch.Tensor:"),
     Violation("M08", MODEL, '"cos", angles.cos() * scaling, persistent=False', '"cos", angles.cos() * scaling'),
     Violation("M09", MODEL, "sin: torch.Tensor) -> torch.Tensor:", "sin, position_ids) -> torch.Tensor:"),
     Violation("M10", MODEL, "self.q_proj", "self.query_proj"),
@@ -156,7 +163,8 @@ def test_every_item_has_a_violation() -> None:
 
 def test_good_files_pass_with_evidence(tmp_path: Path, llama_files: dict[str, str], llama_spec: ModelSpec) -> None:
     verdict = reviewed(tmp_path, llama_files, llama_spec)
-    assert [(item.id, item.evidence) for item in verdict.failed] == []
+    assert [(item.id, item.evidence) for item in [*verdict.failed, *verdict.noted]] == []
+    assert verdict.notes == 0
     assert all(line.startswith((f"{MODEL}:", f"{TEST}:")) for item in verdict.items for line in item.evidence)
     assert all(item.evidence for item in verdict.items)
 
@@ -169,6 +177,13 @@ def test_an_item_notices_its_violation_alone(
     assert violation.old in text
     text = text.replace(violation.old, violation.new)
     broken = {**llama_files, violation.file: text if violation.item == "T11" else formatted(text)}
-    failed = reviewed(tmp_path, broken, llama_spec).failed
-    assert {item.id: item.evidence for item in failed}.keys() == {violation.item}
-    assert failed[0].evidence[0].startswith(f"{violation.file}:")
+    result = reviewed(tmp_path, broken, llama_spec)
+    found = [*result.failed, *result.noted]
+    assert {item.id: item.evidence for item in found}.keys() == {violation.item}
+    assert found[0].evidence[0].startswith(f"{violation.file}:")
+    kind = next(item.kind for item in CHECKLIST if item.id == violation.item)
+    assert [found[0].verdict, result.as_json()["verdict"]] == {
+        "contract": ["FAIL", "FAIL"],
+        "style": ["NOTE", "PASS"],
+    }[kind]
+    assert result.notes == (len(found[0].evidence) if kind == "style" else 0)

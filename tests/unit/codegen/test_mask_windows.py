@@ -70,3 +70,12 @@ def test_interleaved_rope_switches_frequencies() -> None:
     config = AutoConfig.for_model("cohere", **SIZES, rope_parameters=rope | factors).to_dict()
     spec = analyze(config, model="acme/tiny")
     assert prove(generate_model_file(spec), spec)
+
+
+def test_layers_that_are_called_sliding_get_the_window_of_their_masks() -> None:
+    kinds = {"layer_types": ["sliding_attention", "full_attention"]}
+    given = {"use_sliding_window": True, "sliding_window": 5, **kinds}
+    config = AutoConfig.for_model("qwen2_moe", **SIZES, **given, num_experts=4).to_dict()
+    text = generate_model_file(analyze(config, model="acme/tiny"))
+    assert 'self.config.layer_types[self.layer_idx] == "sliding_attention"' in text
+    assert prove(text, analyze(config | {"layer_types": kinds["layer_types"][::-1]}, model="acme/tiny"), export=False)

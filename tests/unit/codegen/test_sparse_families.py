@@ -20,9 +20,20 @@ KINDS = {
 }
 
 
+BLOCKS = "qwen4_exp_text"
+INDEXER = {"n_heads": 16, "kv_heads": 1, "head_dim": 256, "budget": 2048, "compress_ratio": 4}
+
+
 @cache
 def _generated() -> tuple[ModelSpec, str]:
     spec = analyze({"model_type": FAMILY, **KINDS}, model=f"test/{FAMILY}")
+    return spec, generate_model_file(spec)
+
+
+@cache
+def _of_blocks() -> tuple[ModelSpec, str]:
+    fields = {f"indexer_{key}": value for key, value in INDEXER.items()}
+    spec = analyze({"model_type": BLOCKS, **fields}, model=f"test/{BLOCKS}")
     return spec, generate_model_file(spec)
 
 
@@ -47,4 +58,28 @@ def test_another_choice_of_keys_is_found_out(right: str, wrong: str, block: str)
     spec, text = _generated()
     assert right in text
     with pytest.raises(OnboardError, match=block):
+        prove(text.replace(right, wrong), spec, export=False)
+
+
+def test_chosen_blocks_of_keys_equal_transformers_and_export() -> None:
+    spec, text = _of_blocks()
+    proofs = prove(text, spec)
+    assert proofs[-1].path == ""
+    assert max(proof.error for proof in proofs) <= TOLERANCE
+    assert any(proof.path.endswith("indexer") for proof in proofs)
+    assert text.count(".torch_sparse_attention(") == text.count(".torch_block_indexer(") == 1
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("None, self.block_topk, size", "None, self.block_topk - 1, size"),
+        ("*tables.chunk(2, dim=-1), 2)", "cos, sin, 2)"),
+        ("indexer_budget // ", "indexer_budget // 2 // "),
+    ],
+)
+def test_another_choice_of_blocks_is_found_out(right: str, wrong: str) -> None:
+    spec, text = _of_blocks()
+    assert right in text
+    with pytest.raises(OnboardError, match=r"indexer.* differs from transformers"):
         prove(text.replace(right, wrong), spec, export=False)

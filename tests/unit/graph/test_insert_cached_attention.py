@@ -14,6 +14,7 @@ from onboard.errors import OnboardError, UsageError
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.export import export_to_graph
 from onboard.graph.factory import ModelFactory
+from onboard.graph.interface import cache_dtype
 from onboard.graph.invariants import check_stage
 from onboard.graph.transform import BaseTransform, Stages, get_transform
 
@@ -209,3 +210,17 @@ def test_heads_folded_into_the_batch_are_heads_of_the_one_row() -> None:
             rows.append(cache.call(gm)[0])
     assert cache.caches["k_cache_0"].shape[1] == KV_HEADS
     torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("capability", "has_it"), [((8, 8), False), ((8, 9), True), ((9, 0), True)])
+def test_a_float8_cache_needs_a_gpu_that_has_the_type(
+    capability: tuple[int, int], has_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    context = _context(kv_cache_config={"dtype": "float8_e4m3fn"})
+    context.device = torch.device("cuda")
+    if has_it:
+        assert cache_dtype(context) == torch.float8_e4m3fn
+    else:
+        with pytest.raises(UsageError, match=r"needs compute capability 8\.9 and this GPU has 8\.8"):
+            cache_dtype(context)

@@ -136,6 +136,16 @@ def _indexed_mla() -> _Mixer:
     return _Mixer(shapes, [torch.randn(3 * (6 + 7), 5)], call)
 
 
+def _sparse() -> _Mixer:
+    """An indexer of blocks, and the attention that it chooses keys for."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        chosen = ops.torch_block_indexer(query, key, None, 2, 3, expand=True)
+        return ops.torch_sparse_attention(q, k, v, chosen, 0.4)
+
+    return _Mixer([(4, 5), (2, 5), (2, 3), (16, 3), (3,)], [], call)
+
+
 MIXERS = {
     "insert_cached_causal_conv": (_conv, {"conv_cache_0": (6, 6)}),
     "insert_cached_ssm_attention": (_ssm, {"ssm_cache_0": (4, 5, 3)}),
@@ -155,7 +165,17 @@ MIXERS = {
         _dynamic_mask,
         {"k_cache_0": (2, 4, 5), "v_cache_0": (2, 4, 3), "bias_cache_0": (2, 4, 1)},
     ),
+    "insert_cached_block_indexer": (
+        _sparse,
+        {"index_cache_0": (1, 4, 3), "k_cache_0": (2, 4, 5), "v_cache_0": (2, 4, 3)},
+    ),
     "insert_cached_lightning_indexer": (_indexed_mla, {"index_cache_0": (1, 4, 3), "mla_cache_0": (1, 4, 9)}),
+}
+
+
+FOLLOWED = {
+    "insert_cached_lightning_indexer": "insert_cached_sparse_mla_attention",
+    "insert_cached_block_indexer": "insert_cached_sparse_attention",
 }
 
 
@@ -185,8 +205,8 @@ def test_the_cached_graph_computes_the_same(key: str) -> None:
         gm = _exported(model, context)
         expected = model(ids, torch.arange(TOKENS)[None])[0]
         gm, info = _apply(key, gm, context)
-        if key == "insert_cached_lightning_indexer":  # what it chooses counts for the attention behind it
-            gm, _ = _apply("insert_cached_sparse_mla_attention", gm, context)
+        if key in FOLLOWED:  # what it chooses counts for the attention behind it
+            gm, _ = _apply(FOLLOWED[key], gm, context)
         for then in ("initialize_cache", "resize_kv_cache"):
             _apply(then, gm, context)
         gm.recompile()

@@ -37,6 +37,25 @@ def test_zero_and_all_tokens_but_the_last_are_the_token_shift() -> None:
     assert worst_error(result, model, _inputs) < 1e-6
 
 
-@pytest.mark.parametrize("model", [_Shift(bias=True), _Shift(first=1.0), _Shift(end=-2)])
+class _Apart(_Shift):
+    """What comes before the text goes through a linear of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(bias=True)
+        self.other = nn.Linear(CHANNELS, CHANNELS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.other(x.new_zeros(x.shape[0], 1, CHANNELS))
+        return torch.cat([before, self.linear(x)[:, :-1]], dim=1)
+
+
+def test_a_bias_before_the_text_is_the_layers_own() -> None:
+    model = _Shift(bias=True)
+    result = transform([KEY], model, _inputs(2, 9))
+    assert result.matches[KEY] == result.count(torch.ops.onboard.torch_token_shift) == 1
+    assert worst_error(result, model, _inputs) < 1e-6
+
+
+@pytest.mark.parametrize("model", [_Apart(), _Shift(bias=True, first=1.0), _Shift(first=1.0), _Shift(end=-2)])
 def test_another_first_token_or_another_shift_stays(model: nn.Module) -> None:
     assert transform([KEY], model, _inputs(2, 9)).matches[KEY] == 0

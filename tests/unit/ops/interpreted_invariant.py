@@ -83,7 +83,7 @@ SCHEDULES = {
 def attend(tensors: list[Tensor], steps: list[dict[int, int]], **options: object) -> Tensor:
     """Run the steps over pages that are dealt out anew; return what all tokens [2, 90, ...] got."""
     tables = (torch.randperm(2 * PAGES) + 1).view(2, PAGES)
-    caches = [randn(2 * PAGES + 1, 2, PAGE, 16) for _ in range(2)]
+    caches = [torch.full_like(randn(2 * PAGES + 1, 2, PAGE, 16), torch.nan) for _ in range(2)]
     done, out = [0, 0], torch.zeros_like(tensors[0])
     for step in steps:
         spans = {sequence: (done[sequence], done[sequence] + new) for sequence, new in step.items()}

@@ -6,6 +6,7 @@ On a GPU the same tests run as they are (`tests/gpu/test_mixer_kernels.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from ragged import (
 import onboard.ops  # noqa: F401
 from onboard.errors import UsageError
 from onboard.ops.fla_delta_rule import has_fla
+from onboard.ops.library import op_sources
 from onboard.ops.triton import cached_delta_rule, cached_mla, cached_ssm
 
 ops: Any = torch.ops.onboard
@@ -42,6 +44,13 @@ def _short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short sequences shall cross the borders of chunks, too."""
     for launcher in (cached_delta_rule, cached_ssm):
         monkeypatch.setattr(launcher, "CHUNK", 16)
+
+
+def test_every_kernel_with_a_cache_is_tested_on_spoiled_ones() -> None:
+    texts = "".join(Path(__file__).with_name(f"interpreted_{part}.py").read_text() for part in ("kernels", "mixers"))
+    names = [name for name, source in op_sources().items() if source.mutates and name.startswith("triton_")]
+    assert names
+    assert all(f'"{name}"' in texts or f'"{name.removeprefix("triton_")}"' in texts for name in names), names
 
 
 def check_mla(row: Row, arguments: list[Any], tolerance: float) -> None:

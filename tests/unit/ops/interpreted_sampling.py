@@ -44,6 +44,15 @@ def _choose(logits: torch.Tensor, rows: torch.Tensor, uniform: torch.Tensor) -> 
     return tokens.cpu(), latest[1:].cpu()
 
 
+@pytest.mark.parametrize(
+    ("filters", "kept"), [((1.0, 0, 0.5, 0.0), 2), ((1.0, 2, 1.0, 0.0), 2), ((1.0, 0, 1.0, 1.0), 4)]
+)
+def test_of_equals_on_the_border_the_first_are_kept(filters: tuple[float, ...], kept: int) -> None:
+    rows, uniform = torch.tensor([filters] * 40), torch.arange(40, dtype=torch.float64) / 40
+    tokens, _ = _choose(torch.zeros(40, 4), rows, uniform)
+    assert sorted(set(tokens.tolist())) == list(range(kept))
+
+
 @pytest.mark.parametrize(("vocabulary", "dtype", "rounded"), [(40, torch.float32, False), (150, torch.bfloat16, True)])
 def test_the_tokens_of_the_torch_function(vocabulary: int, dtype: torch.dtype, rounded: bool) -> None:
     """One row a filter; among logits that are rounded are many equals."""

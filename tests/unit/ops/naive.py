@@ -124,12 +124,16 @@ def make_batch(
     spare_columns: int = 2,
     device: str = "cpu",
 ) -> Batch:
-    """Random sequences of (new, all) tokens, in pages dealt out at random, with `padding` unused rows at the end."""
+    """Random sequences of (new, all) tokens, in pages dealt out at random, with `padding` unused rows at the end.
+
+    What no sequence has stored is NaN, as an earlier owner of a page may have left it; so are keys of unused rows.
+    """
     value_dim = dim if value_dim is None else value_dim
     pages_each = [-(-length // page_size) for _, length in lengths]
     order = (torch.randperm(sum(pages_each)) + 1).split(pages_each)  # page 0 stays spare
     caches = [
-        torch.randn(sum(pages_each) + 1, kv_heads, page_size, d).to(cache_dtype or dtype) for d in (dim, value_dim)
+        torch.full((sum(pages_each) + 1, kv_heads, page_size, d), torch.nan).to(cache_dtype or dtype)
+        for d in (dim, value_dim)
     ]
     block_table = torch.zeros(len(lengths), max(pages_each) + spare_columns, dtype=torch.int32)
     sequences, slots = [], []
@@ -145,7 +149,10 @@ def make_batch(
         slots.append(slot[length - new :])
     new_tokens = [new for new, _ in lengths]
     unused = Sequence(
-        *(torch.randn(padding, n, d).to(dtype) for n, d in ((heads, dim), (kv_heads, dim), (kv_heads, value_dim)))
+        *(
+            torch.full((padding, n, d), torch.nan).to(dtype)
+            for n, d in ((heads, dim), (kv_heads, dim), (kv_heads, value_dim))
+        )
     )
     rows = [
         torch.cat([getattr(s, name)[-n:] for s, n in zip(sequences, new_tokens, strict=True)] + [getattr(unused, name)])
@@ -161,6 +168,19 @@ def make_batch(
     ]
     info = torch.tensor([len(lengths), int(ends[-1]), max(new_tokens), max(n for _, n in lengths)], dtype=torch.int32)
     return Batch(*(t.to(device) for t in tensors), info, *(c.to(device) for c in caches), sequences)
+
+
+def forget(batch: Batch, options: Options) -> Batch:
+    """Give up the pages that no query of a batch sees any more, as the runtime does: their numbers become 0."""
+    page_size = batch.k_cache.shape[2]
+    for row, sequence in zip(batch.block_table, batch.sequences, strict=True):
+        position, first = len(sequence.key) - len(sequence.query), 0
+        if options.sliding_window is not None:
+            first = max(first, position - options.sliding_window + 1)
+        if options.chunk_size is not None:
+            first = max(first, position - position % options.chunk_size)
+        row[: first // page_size] = 0
+    return batch
 
 
 def cached_attention(batch: Batch, options: Options) -> Tensor:

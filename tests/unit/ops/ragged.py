@@ -38,6 +38,19 @@ class Row:
     def metadata(self, *names: str) -> list[Tensor]:
         return [self.args[name] for name in names]
 
+    def spoil(self, cache: Tensor, paged: bool) -> None:
+        """Put NaN, as an earlier owner may have left it, wherever no sequence of the row has stored anything."""
+        starts, lengths = self.args["cu_seqlens"].tolist(), self.args["kv_lens"].tolist()
+        known = torch.zeros(cache.shape[:1] + cache.shape[2:3] if paged else cache.shape[:1], dtype=torch.bool)
+        for sequence, length in enumerate(lengths):
+            before = length - (starts[sequence + 1] - starts[sequence])
+            position = torch.arange(before)
+            if paged:
+                known[self.args["block_table"][sequence].cpu()[position // PAGE], position % PAGE] = True
+            elif before:
+                known[self.args["state_slots"][sequence].cpu()] = True
+        (cache.transpose(1, 2) if paged else cache)[~known.to(cache.device)] = torch.nan
+
 
 def make_row(lengths: list[tuple[int, int]], padding_sequences: int = 0, unused_rows: int = 0) -> Row:
     """Sequences of (new, all) tokens in random slots and pages; padding sequences write to slot 0 and page 0."""
@@ -85,9 +98,11 @@ def check(
 ) -> None:
     """Compare `<backend>_<name>` with `torch_<name>` in float64: outputs, and the cache at position `cache`.
 
+    What no sequence has stored there is NaN before, as an earlier owner may have left it.
     `used` are the indices of the cache that the sequences own; others, but the spare 0, must stay as they were.
     """
     ops: Any = torch.ops.onboard
+    row.spoil(arguments[cache], "mla" in name)
     before = arguments[cache].clone()
     theirs = double(arguments)
     expected = getattr(ops, f"torch_{name}")(*theirs)
@@ -96,10 +111,12 @@ def check(
     assert not actual[:, row.real_tokens :].any() or row.real_tokens + 2 == row.tokens  # zeros, or padding sequences
     assert relative_error(actual[:, : row.real_tokens], expected[:, : row.real_tokens]) < tolerance
     if before.numel():
-        assert relative_error(arguments[cache][used], theirs[cache][used]) < tolerance
+        stored, wanted = arguments[cache][used], theirs[cache][used]
+        assert torch.equal(stored.isnan(), wanted.isnan())
+        assert relative_error(stored.nan_to_num(), wanted.nan_to_num()) < tolerance
     left = torch.ones(len(before), dtype=torch.bool, device=before.device)
     left[used], left[0] = False, False
-    assert torch.equal(arguments[cache][left], before[left])
+    torch.testing.assert_close(arguments[cache][left], before[left], rtol=0, atol=0, equal_nan=True)
 
 
 def mla(row: Row, heads: int, rank: int, rope: int, dtype: torch.dtype = torch.float32, **options: Any) -> list[Any]:

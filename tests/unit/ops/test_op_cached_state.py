@@ -17,6 +17,9 @@ import torch
 from torch import Tensor
 
 from onboard.graph.sequence import SequenceInfo
+from onboard.ops.block_attention import torch_cached_block_attention
+from onboard.ops.block_indexer import torch_cached_block_indexer
+from onboard.ops.cached_attention import torch_cached_attention
 from onboard.ops.cached_causal_conv import torch_cached_causal_conv1d
 from onboard.ops.cached_delta_rule import torch_cached_delta_rule, torch_cached_gated_delta_rule
 from onboard.ops.cached_indexer import torch_cached_lightning_indexer
@@ -25,10 +28,12 @@ from onboard.ops.cached_sparse import torch_cached_sparse_mla
 from onboard.ops.cached_ssm import torch_cached_selective_scan, torch_cached_ssm
 from onboard.ops.dynamic_mask import torch_cached_dynamic_mask_attention
 from onboard.ops.kda import torch_cached_kda
+from onboard.ops.library import op_sources
 from onboard.ops.lightning import torch_cached_lightning_attention
 from onboard.ops.linear_recurrence import torch_cached_linear_recurrence
 from onboard.ops.mlstm import torch_cached_mlstm
 from onboard.ops.relative_attention import torch_cached_relative_attention
+from onboard.ops.sparse_attention import torch_cached_sparse_attention
 from onboard.ops.token_shift import torch_cached_token_shift
 from onboard.ops.wkv import torch_cached_wkv
 
@@ -46,6 +51,8 @@ class Mechanism:
     shapes: list[tuple[int, ...]]
     cache: tuple[int, ...]
     paged: bool = False
+    reads_lengths: bool = False
+    """In decode, too: it works off one sequence after the other."""
 
 
 def _random(*shape: int) -> Tensor:
@@ -166,8 +173,13 @@ def _mlstm() -> Mechanism:
     )
 
 
-def _pages(info: dict[str, Tensor]) -> list[Tensor]:
-    return [info[name] for name in ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host")]
+def _pages(info: dict[str, Tensor], window: int | None = None) -> list[Tensor]:
+    """The metadata of pages; those that have left a window are given up, as the runtime does."""
+    table = info["block_table"]
+    if window is not None:
+        first = info["kv_lens"] - info["cu_seqlens"].diff() - window + 1
+        table = table.masked_fill(torch.arange(table.shape[1]) < (first // PAGE)[:, None], 0)
+    return [info["cu_seqlens"], info["kv_lens"], table, info["slot_mapping"], info["batch_info_host"]]
 
 
 HEADS, NOPE, ROPE, RANK, VALUE = 3, 6, 4, 5, 7
@@ -189,7 +201,7 @@ def _windowed_mla(window: int) -> Mechanism:
     weight = _random(HEADS * (NOPE + VALUE), RANK)
     return Mechanism(
         lambda *x: ops.torch_sparse_mla(*x, weight, None, 0.3, None, window),
-        lambda *x: torch_cached_sparse_mla(*x[:4], weight, None, *_pages(x[4]), x[5], 0.3, None, window),
+        lambda *x: torch_cached_sparse_mla(*x[:4], weight, None, *_pages(x[4], window), x[5], 0.3, None, window),
         LATENT,
         (1, PAGE, RANK + ROPE),
         paged=True,
@@ -205,12 +217,32 @@ def _indexed_mla(top_k: int, window: int | None = None) -> Mechanism:
         return ops.torch_sparse_mla(*x[:4], weight, chosen, None, sinks, window)
 
     def cached(*x: Any) -> Tensor:
-        pages, cache = _pages(x[7]), x[8]
-        chosen = torch_cached_lightning_indexer(*x[4:7], *pages, cache[..., width:], top_k, 0.4)
+        pages, cache = _pages(x[7], window), x[8]
+        chosen = torch_cached_lightning_indexer(*x[4:7], *_pages(x[7]), cache[..., width:], top_k, 0.4)
         return torch_cached_sparse_mla(*x[:4], weight, chosen, *pages, cache[..., :width], None, sinks, window)
 
     shapes = [*LATENT, (8, 3), (3,), (8,)]
     return Mechanism(whole, cached, shapes, (1, PAGE, width + 3), paged=True)
+
+
+def _sparse(top_k: int, block_size: int, weighted: bool) -> Mechanism:
+    """An indexer of blocks and the attention that it chooses keys for; a page holds keys, values and indexer's keys."""
+
+    def whole(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, *weights: Tensor) -> Tensor:
+        chosen = ops.torch_block_indexer(query, key, *(weights or [None]), top_k, block_size, 0.4, expand=True)
+        return ops.torch_sparse_attention(q, k, v, chosen, 0.4)
+
+    def cached(q: Tensor, k: Tensor, v: Tensor, query: Tensor, key: Tensor, *rest: Any) -> Tensor:
+        *weights, info, cache = rest
+        pages = _pages(info)
+        index_cache, k_cache, v_cache = cache[:, :1, :, 8:], cache[..., :5], cache[..., 5:8]
+        chosen = torch_cached_block_indexer(
+            query, key, *(weights or [None]), *pages, index_cache, top_k, block_size, 0.4, True
+        )
+        return torch_cached_sparse_attention(q, k, v, chosen, *pages, k_cache, v_cache, 0.4)
+
+    shapes = [(4, 5), (2, 5), (2, 3), (16, 3), (3,), *[(16,)] * weighted]
+    return Mechanism(whole, cached, shapes, (2, PAGE, 11), paged=True)
 
 
 def _relative(window: int | None) -> Mechanism:
@@ -219,7 +251,7 @@ def _relative(window: int | None) -> Mechanism:
     return Mechanism(
         lambda *x: ops.torch_relative_attention(*x, 0.4, sinks, window),
         lambda *x: torch_cached_relative_attention(
-            *x[:4], *_pages(x[4]), x[5][..., :5], x[5][..., 5:], 0.4, sinks, window
+            *x[:4], *_pages(x[4], window), x[5][..., :5], x[5][..., 5:], 0.4, sinks, window
         ),
         [(4, 5), (2, 5), (2, 3), (4, 6)],
         (2, PAGE, 8),
@@ -240,7 +272,46 @@ def _dynamic_mask(keep: int) -> Mechanism:
     )
 
 
+def _attention(window: int | None = None, chunk: int | None = None) -> Mechanism:
+    """A page holds keys and values side by side."""
+    sinks = _random(4)
+    options = 0.4, window, None, None, chunk
+    seen = min((each for each in (window, chunk) if each is not None), default=None)
+    return Mechanism(
+        lambda *x: ops.torch_attention(*x, None, 0.0, True, 0.4, sinks, window, None, "bsnd", None, chunk),
+        lambda *x: torch_cached_attention(*x[:3], *_pages(x[3], seen), x[4][..., :5], x[4][..., 5:], sinks, *options),
+        [(4, 5), (2, 5), (2, 3)],
+        (2, PAGE, 8),
+        paged=True,
+        reads_lengths=True,
+    )
+
+
+def _block_attention(window: int | None) -> Mechanism:
+    """No token is in a block, which may come in one step only."""
+
+    def cached(*x: Any) -> Tensor:
+        blocks = torch.full((x[0].shape[1],), -1, dtype=torch.int32)
+        caches = x[4][..., :5], x[4][..., 5:]
+        return torch_cached_block_attention(blocks, *x[:3], *_pages(x[3], window), *caches, None, 0.4, window)
+
+    return Mechanism(
+        lambda *x: ops.torch_attention(*x, None, 0.0, True, 0.4, None, window),
+        cached,
+        [(4, 5), (2, 5), (2, 3)],
+        (2, PAGE, 8),
+        paged=True,
+        reads_lengths=True,
+    )
+
+
 MECHANISMS = {
+    "attention": _attention,
+    "attention in a window": lambda: _attention(window=3),
+    "attention in chunks": lambda: _attention(chunk=4),
+    "attention in a window in chunks": lambda: _attention(window=3, chunk=5),
+    "block attention": lambda: _block_attention(None),
+    "block attention in a window": lambda: _block_attention(3),
     "conv": lambda: _conv(groups=6, dilation=1),
     "grouped, dilated conv": lambda: _conv(groups=2, dilation=2),
     "ssm": _ssm,
@@ -257,6 +328,8 @@ MECHANISMS = {
     "mla": lambda: _mla(None),
     "scaled mla": lambda: _mla(0.3),
     "windowed mla": lambda: _windowed_mla(3),
+    "attention to blocks": lambda: _sparse(2, 3, weighted=False),
+    "attention to many blocks": lambda: _sparse(9, 2, weighted=True),
     "relative attention": lambda: _relative(None),
     "relative attention in a window": lambda: _relative(4),
     "dynamic mask": lambda: _dynamic_mask(3),
@@ -264,6 +337,14 @@ MECHANISMS = {
     "indexed mla with a window": lambda: _indexed_mla(4, window=5),
     "indexed mla with room for all": lambda: _indexed_mla(20),
 }
+
+
+def test_every_cached_op_of_the_registry_is_here() -> None:
+    registered = {name for name, source in op_sources().items() if source.mutates and name.startswith("torch_")}
+    called = {name for make in MECHANISMS.values() for name in make().cached.__code__.co_names}
+    assert registered <= called
+
+
 LENGTHS = (9, 6, 12, 1, 3)
 ARRIVALS = (0, 1, 3, 4, 9)
 
@@ -283,12 +364,23 @@ def _plan() -> list[list[tuple[int, int, int]]]:
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_cached_op_continues_each_sequence(name: str) -> None:
-    mechanism, plan = MECHANISMS[name](), _plan()
+    _check(MECHANISMS[name](), torch.float64, 1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name, make in MECHANISMS.items() if make().paged])
+def test_pages_may_have_another_dtype(name: str) -> None:
+    _check(MECHANISMS[name](), torch.float32, 1e-4)
+
+
+def _check(mechanism: Mechanism, dtype: torch.dtype, tolerance: float) -> None:
+    """Serve sequences by a cache of `dtype`, step by step, and compare with each one's whole."""
+    plan = _plan()
     inputs = [[_random(1, length, *shape) for shape in mechanism.shapes] for length in LENGTHS]
     expected = [mechanism.whole(*each) for each in inputs]
     info = SequenceInfo(max_batch_size=8, max_seq_len=16, max_num_tokens=64, page_size=PAGE, device=torch.device("cpu"))
     info.decode_sizes = [1, 4, 8]
-    cache = torch.full((40 if mechanism.paged else 8, *mechanism.cache), 7.0, dtype=torch.float64)
+    # What earlier owners left, what unused rows bring and what leaves a window may be no numbers.
+    cache = torch.full((40 if mechanism.paged else 8, *mechanism.cache), torch.nan, dtype=dtype)
     slots = [3, 1, 6, 2, 3]  # the last takes the slot of the first, which has ended by then
     assert not any({0, 4} <= {index for index, _, _ in step} for step in plan)
     for step in plan:
@@ -298,12 +390,13 @@ def test_a_cached_op_continues_each_sequence(name: str) -> None:
         info.set_batch(ids, starts, ends - starts, pages, slots=np.array([slots[index] for index in chosen]))
         rows = [torch.cat([inputs[i][part][:, a:b] for i, a, b in step], 1) for part in range(len(mechanism.shapes))]
         padding = info.args["input_ids"].shape[1] - rows[0].shape[1]
-        rows = [torch.cat([row, _random(1, padding, *row.shape[2:])], 1) for row in rows]
+        rows = [torch.cat([row, torch.nan * _random(1, padding, *row.shape[2:])], 1) for row in rows]
         outputs = mechanism.cached(*rows, info.args, cache)
         offset = 0
         for index, start, end in step:
             actual = outputs[:, offset : offset + end - start]
-            torch.testing.assert_close(actual, expected[index][:, start:end], rtol=1e-9, atol=1e-9)
+            assert actual.dtype == torch.float64
+            torch.testing.assert_close(actual, expected[index][:, start:end], rtol=tolerance, atol=tolerance)
             offset += end - start
 
 
@@ -313,8 +406,9 @@ def test_a_decode_step_reads_nothing_back_from_the_device() -> None:
     info.set_decode_example(4, kv_len=9)
     on_meta = {name: tensor if name == "batch_info_host" else tensor.to("meta") for name, tensor in info.args.items()}
     with torch.device("meta"):
-        for make in MECHANISMS.values():
-            mechanism = make()
+        for mechanism in (make() for make in MECHANISMS.values()):
+            if mechanism.reads_lengths:
+                continue
             cache = torch.zeros((8, *mechanism.cache), dtype=torch.float64)
             outputs = mechanism.cached(*(_random(1, 4, *shape) for shape in mechanism.shapes), on_meta, cache)
             assert outputs.shape[:2] == (1, 4)

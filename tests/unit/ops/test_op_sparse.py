@@ -8,8 +8,11 @@ import naive
 import pytest
 import torch
 from naive import relative_error
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import onboard.ops  # noqa: F401
+from onboard.ops import indexer
+from onboard.ops.indexer import index_scores
 from onboard.ops.sparse import chosen_keys
 
 ops: Any = torch.ops.onboard
@@ -56,8 +59,74 @@ def test_the_indexer_takes_all_keys_of_a_short_text() -> None:
     assert ops.torch_lightning_indexer(query, key, weights, 4).sort(-1).values.tolist() == [[[0, 1, 2]] * 3]
 
 
+class _Products(TorchDispatchMode):
+    """Records the size of each batched product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.bmm.default:
+            self.sizes.append(out.numel())
+        return out
+
+
+@pytest.mark.parametrize("limit", [1, 250, 600, 10**6])
+def test_long_rows_are_scored_in_blocks(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few as fit in the limit, a query at a time at least; what a block gives does not depend on its size."""
+    query, key, weights = (
+        torch.randn(2, 23, 3, 5).double(),
+        torch.randn(2, 20, 5).double(),
+        torch.randn(2, 23, 3).double(),
+    )
+    expected = index_scores(query, key, weights, 0.3)
+    monkeypatch.setattr(indexer, "SCORES_AT_ONCE", limit)
+    with _Products() as products:
+        actual = index_scores(query, key, weights, 0.3)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    of_one = 2 * 3 * 20
+    rows = max(1, limit // of_one)
+    scores = products.sizes[::2]  # and after each its sum over the heads
+    assert scores == [of_one * min(rows, 23 - start) for start in range(0, 23, rows)]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_indexer_of_blocks_chooses_the_best_that_have_ended_and_the_own_block(weighted: bool) -> None:
+    length, size, top_k = 14, 3, 2
+    query, key = torch.randn(2, length, 12, 5), torch.randn(2, length, 5)
+    weights = torch.randn(2, length, 12) if weighted else None
+    chosen = ops.torch_block_indexer(query, key, weights, top_k, size, 0.3)
+    expanded = ops.torch_block_indexer(query, key, weights, top_k, size, 0.3, expand=True)
+    assert (chosen.shape, expanded.shape) == ((2, length, top_k), (2, length, top_k * size + size - 1))
+    for row, position in [(b, i) for b in range(2) for i in range(length)]:
+        q, ended = query[row, position].double(), (position + 1) // size
+        w = torch.ones(12).double() if weights is None else weights[row, position].double()
+        keys = key[row, size - 1 :: size].double()
+        scores = [sum(float(w[n]) * max(0.3 * float(q[n] @ k), 0.0) for n in range(12)) for k in keys]
+        best = sorted(range(ended), key=lambda each: -scores[each])[:top_k]
+        assert chosen[row, position].tolist() == best + [-1] * (top_k - len(best))
+        tokens = [block * size + i for block in best for i in range(size)] + list(range(ended * size, position + 1))
+        assert sorted(t for t in expanded[row, position].tolist() if t >= 0) == sorted(tokens)
+
+
+def test_attention_sees_the_chosen_keys_that_are_not_later() -> None:
+    query, key, value = torch.randn(2, 9, 4, 6), torch.randn(2, 9, 2, 6), torch.randn(2, 9, 2, 3)
+    indices = torch.rand(2, 9, 9).argsort(-1)[..., :4]
+    indices[..., 0] = torch.arange(9)  # each query sees a key at least
+    indices[:, 5:, 3] = -1
+    mask = torch.zeros(2, 1, 9, 9, dtype=torch.bool)
+    for row, at, choice in [(b, i, int(k)) for b in range(2) for i in range(9) for k in indices[b, i] if k >= 0]:
+        mask[row, 0, at, choice] = True
+    expected = naive.attention(query, key, value, naive.Options(scale=0.3), mask)
+    assert relative_error(ops.torch_sparse_attention(query, key, value, indices, 0.3), expected) < 1e-6
+
+
 def test_registration_is_sound() -> None:
     q, latent, kpe = torch.randn(2, 3, 2, 4), torch.randn(2, 3, 6), torch.randn(2, 3, 1, 4)
     indices = torch.zeros(2, 3, 1, dtype=torch.int32)
     torch.library.opcheck(ops.torch_sparse_mla.default, (q, q + 1, latent, kpe, torch.randn(2 * 9, 6), indices))
     torch.library.opcheck(ops.torch_lightning_indexer.default, (q, q[:, :, 0] + 1, torch.randn(2, 3, 2), 2))
+    torch.library.opcheck(ops.torch_block_indexer.default, (q, q[:, :, 0] + 1, torch.randn(2, 3, 2), 2, 2))
+    torch.library.opcheck(ops.torch_sparse_attention.default, (q, q + 1, q + 2, indices))

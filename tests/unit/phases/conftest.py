@@ -111,7 +111,7 @@ def make_run(
     graphs: bool = False,
     agrees: bool = True,
     status: str = "success",
-    verdict: str = "coherent",
+    verdict: str = "equal",
 ) -> dict[str, Any]:
     """The artifact of the run phase."""
     settings = {
@@ -149,10 +149,16 @@ def make_run(
         ],
         "facts": ["attention: torch back end on the CPU"],
         "cuda_graphs": {"used": graphs, "replays": 9 if graphs else 0, "batch_sizes": [1, 2] if graphs else []},
-        "agreement": {
-            "agrees": agrees, "batch_size": 4, "tokens": 8, "differing": 0 if agrees else 3, "largest_gap": 0.0,
+        "comparison": {
+            "agrees": agrees,
+            "checks": [
+                {"what": "prefill", "tokens": 8, "longest": 9, "error": 2e-7, "limit": 1e-5, "transformers": None},
+            ],
+            "tokens": {"compared": 8, "ties": 0, "differing": 0 if agrees else 3, "allowed": 0, "largest_gap": 0.0},
+            "reference": "whole",
+            "notes": [],
         },
-        "coherence": {"verdict": verdict, "reason": "held-out perplexity 9.1 of 128", "perplexity": 9.1},
+        "text": {"verdict": verdict, "reason": "held-out perplexity 9.1, transformers' 9.1", "perplexity": 9.1},
         "log": "tiny_20260101-000000_success.log",
     }  # fmt: skip
     reduced = full | {"description": "2 of 3 layers", "settings": settings | {"num_hidden_layers": 2}}

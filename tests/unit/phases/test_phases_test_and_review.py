@@ -110,6 +110,18 @@ def test_the_review_passes_good_files_and_writes_its_verdicts(make: Make, llama_
     assert all(item["verdict"] == "PASS" and item["evidence"] for item in verdict["items"])
 
 
+def test_the_review_passes_a_proven_text_and_notes_its_style(make: Make, llama_files: dict[str, str]) -> None:
+    context = make(("import torch\n", "import torch\nimport math\n"))
+    context.files.write(context.root / TEST, llama_files[str(TEST)])
+    result = ReviewPhase().run(context)
+    verdict = context.read_json("review.json")
+    assert result.summary == f"{len(verdict['items'])} items reviewed, none failed; style notes: 1 (T11)"
+    assert [verdict["verdict"], verdict["notes"]] == ["PASS", 1]
+    (noted,) = (item for item in verdict["items"] if item["verdict"] == "NOTE")
+    assert [noted["id"], noted["kind"]] == ["T11", "style"]
+    assert noted["evidence"][0].startswith("models/modeling_llama.py:")
+
+
 def test_the_review_fails_with_the_item_and_the_line(make: Make, llama_files: dict[str, str]) -> None:
     context = make(("position_ids is not None", "input_ids is not None"))
     context.files.write(context.root / TEST, llama_files[str(TEST)])

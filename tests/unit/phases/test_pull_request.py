@@ -24,8 +24,11 @@ def _onboarded(context: RunContext, **run: Any) -> RunContext:
     Register().run(context)
     test = {"name": "test_mlp", "level": "block", "block": "mlp", "status": "passed", "message": ""}
     context.write_json("tests.json", {"command": "python -m pytest t.py", "output": "1 passed\n", "tests": [test]})
-    items = [{"id": "C1", "title": "canonical ops", "passed": True, "evidence": [], "verdict": "PASS"}]
-    context.write_json("review.json", {"verdict": "PASS", "items": items})
+    items = [
+        {"id": "C1", "title": "canonical ops", "kind": "contract", "verdict": "PASS", "evidence": []},
+        {"id": "S1", "title": "no repeats", "kind": "style", "verdict": "NOTE", "evidence": ["models/m.py:7: a | b"]},
+    ]
+    context.write_json("review.json", {"verdict": "PASS", "notes": 1, "items": items})
     context.write_json("run.json", make_run(**run))
     (context.root / "models").mkdir(exist_ok=True)
     (context.root / "models" / "modeling_llama.py").write_text("x = 1\n")
@@ -53,7 +56,8 @@ def test_the_text_has_everything_verbatim(context_for: ContextFactory) -> None:
     assert "```text\n Very | big\n<b>indeed</b>\n```" in text
     assert "```text\n1 passed\n```" in text
     assert "python -m pytest t.py" in text
-    assert "- [x] text coherent" in text
+    assert "- [x] text equal" in text
+    assert "- [x] S1: no repeats (style, noted)\n  - `models/m.py:7: a | b`" in text
     assert "- [ ] CUDA graphs not used" in text
 
 

@@ -71,8 +71,11 @@ def _finished(context: RunContext, **run: Any) -> RunContext:
     Register().run(context)
     context.write_json("run.json", make_run() | run)
     context.write_json("tests.json", _tests())
-    items = [{"id": "C1", "title": "canonical ops", "passed": True, "evidence": [], "verdict": "PASS"}]
-    context.write_json("review.json", {"verdict": "PASS", "items": items})
+    items = [
+        {"id": "C1", "title": "canonical ops", "kind": "contract", "verdict": "PASS", "evidence": []},
+        {"id": "S1", "title": "no repeats", "kind": "style", "verdict": "NOTE", "evidence": ["models/m.py:7: a | b"]},
+    ]
+    context.write_json("review.json", {"verdict": "PASS", "notes": 1, "items": items})
     context.write_json("survey.json", {"plan": "write models/modeling_llama.py", "missing": ["org/big"]})
     context.write_json("gather.json", {"bytes": 400_000})
     Matrix().run(context)
@@ -104,6 +107,8 @@ def test_all_twelve_items_are_there(context_for: ContextFactory) -> None:
             "gqa",
             "1.0e-07",
             "canonical ops",
+            "PASS; style notes: 1",
+            "models/m.py:7: a | b",
             "match",
             "ONBOARD_SEED=1",
             "org/big",

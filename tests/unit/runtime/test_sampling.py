@@ -73,6 +73,16 @@ def test_tokens_are_drawn_from_the_documented_distribution(options: dict[str, fl
     np.testing.assert_allclose(found, expected, atol=0.02)
 
 
+@pytest.mark.parametrize(
+    ("options", "kept"), [({"top_p": 0.5}, 2), ({"top_p": 0.75}, 3), ({"top_k": 2}, 2), ({"min_p": 1.0}, 4)]
+)
+def test_of_equals_on_the_border_the_first_are_kept(options: dict[str, float], kept: int) -> None:
+    """Each of four has a quarter: with two of them half is reached, and the third is one too many."""
+    uniform = torch.arange(100, dtype=torch.float64) / 100
+    chosen = _choose(torch.zeros(100, 4), [SamplingParams(**options)] * 100, uniform)
+    assert sorted(set(chosen)) == list(range(kept))
+
+
 def test_greedy_is_the_first_of_the_likeliest() -> None:
     logits = torch.randn(5, VOCABULARY)
     logits[2, 3] = logits[2, 7] = 9.0

@@ -1,0 +1,166 @@
+"""A run's own side: the model as users build it, what it generates, and the logits that are compared later."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onboard.agents.comparison import Observed, Passage, passages
+from onboard.agents.held_out import stories
+from onboard.agents.run_prompts import LONG_TOKENS, Prompt, build_prompts, long_length, long_prompt
+from onboard.config import RuntimeConfig
+from onboard.graph.checkpoint import Checkpoint
+from onboard.graph.context import TransformContext
+from onboard.hub import open_source
+from onboard.runtime.build import make_context, max_positions
+from onboard.runtime.llm import LLM
+from onboard.runtime.probe import interface_for, plans, run_plan
+from onboard.runtime.sampling import SamplingParams
+
+MAX_NEW_TOKENS = 64
+STORY_TOKENS = 500
+"""Most tokens of a held-out story."""
+TEXT_TOKENS = 800
+"""Of all stories together: as many as come to it."""
+
+
+@dataclass
+class Session:
+    """A built model, the context that it was built in, and what it has generated."""
+
+    llm: LLM
+    context: TransformContext
+    build_seconds: float
+    long_ids: list[int]
+    notes: list[str]
+    """What the long prompt does not reach."""
+    passages: list[Passage] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, config: RuntimeConfig, root: Path) -> Session:
+        """Build the model as users do, through `LLM`, with room for a prompt that passes the model's thresholds."""
+        files = open_source(config.model, revision=config.revision).files()
+        context = make_context(files, config, root=root, model=config.model)
+        text = context.factory.text_config
+        positions = max_positions(text)
+        positions = None if positions is None else positions - context.first_position
+        length, notes = long_length(text, positions, _parameters(context), context.device.type)
+        start = time.perf_counter()
+        llm = LLM(config.model, root=root, config=_with_room(config, context, length + LONG_TOKENS))
+        seconds = time.perf_counter() - start
+        length = max(1, min(length, llm.engine.capacity - LONG_TOKENS))
+        ids = long_prompt(llm.engine.tokenizer, files, text.vocab_size, length)
+        return cls(llm, context, seconds, ids, notes)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the run's "auto" settings came to."""
+        device, runtime = self.context.device, self.context.runtime
+        return {
+            "device": device.type,
+            "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+            "dtype": str(self.context.dtype).removeprefix("torch."),
+            "mode": runtime.mode,
+            "attn_backend": self.context.attn_backend,
+            "compile_backend": _compile_backend(self.context),
+            "world_size": runtime.world_size,
+            "max_seq_len": runtime.max_seq_len,
+            "num_hidden_layers": getattr(self.context.factory.text_config, "num_hidden_layers", None),
+        }
+
+    def generate(self, facts: list[str]) -> dict[str, Any]:
+        """Generate greedily for all prompts in one batch; return prompts and outputs verbatim, and the figures."""
+        engine = self.llm.engine
+        room = min(self.context.runtime.max_seq_len, engine.capacity)
+        files, vocabulary = self.context.factory.checkpoint, self.context.factory.text_config.vocab_size
+        prompts = build_prompts(engine.tokenizer, files, vocabulary, max(1, room // 2), facts)
+        longest = max(len(prompt.token_ids) for prompt in prompts)
+        before, start = engine.stats.graph_replays, time.perf_counter()
+        records = self._generate(prompts, max(1, min(MAX_NEW_TOKENS, room - longest)))
+        seconds = time.perf_counter() - start
+        replays = engine.stats.graph_replays - before
+        return {
+            "prompts": records,
+            "seconds": {"build": self.build_seconds, "generate": seconds},
+            "tokens_per_second": sum(len(record["output_ids"]) for record in records) / seconds,
+            "cache": engine.stats.cache(),
+            "cuda_graphs": {"used": replays > 0, "replays": replays, "batch_sizes": engine.cache.info.decode_sizes},
+        }
+
+    def _generate(self, prompts: list[Prompt], max_tokens: int) -> list[dict[str, Any]]:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        outputs = self.llm.generate([prompt.token_ids for prompt in prompts], params)
+        for prompt, output in zip(prompts, outputs, strict=True):
+            self.passages += passages("prompt", prompt.token_ids, output.token_ids, self.llm.engine.rope)
+        return [
+            {
+                "prompt": prompt.text,
+                "chat": prompt.chat,
+                "token_ids": prompt.token_ids,
+                "output": output.text if prompt.text is not None else None,
+                "output_ids": output.token_ids,
+                "finish_reason": output.finish_reason,
+            }
+            for prompt, output in zip(prompts, outputs, strict=True)
+        ]
+
+    def observe(self) -> Observed:
+        """Return the logits that are compared with transformers'; nothing can be generated after."""
+        self._read_long_prompt()
+        self.passages += [Passage("text", ids) for ids in self._held_out()]
+        prefill = [self.llm.logits(passage.ids)[passage.asked.rows] for passage in self.passages]
+        return Observed(self.passages, prefill, self._decoded())
+
+    def _read_long_prompt(self) -> None:
+        params = SamplingParams(max_tokens=LONG_TOKENS, temperature=0.0)
+        [output] = self.llm.generate([self.long_ids], params)
+        self.passages += passages("long prompt", self.long_ids, output.token_ids, self.llm.engine.rope)
+
+    def _held_out(self) -> list[list[int]]:
+        """Return the tokens of held-out stories."""
+        tokenizer = self.llm.engine.tokenizer
+        found: list[list[int]] = []
+        for story in stories(self.context.factory.checkpoint) if tokenizer is not None else ():
+            assert tokenizer is not None
+            if sum(map(len, found)) < TEXT_TOKENS:
+                found.append(tokenizer.encode(story)[: min(STORY_TOKENS, self.llm.engine.capacity)])
+        return [ids for ids in found if len(ids) > 1]
+
+    def _decoded(self) -> list[torch.Tensor]:
+        """Return the logits of the prompts with their outputs, the last tokens decoded in a batch that they join."""
+        engine = self.llm.engine
+        chosen = [passage for passage in self.passages if passage.kind == "prompt"]
+        ids = [passage.ids for passage in chosen]
+        cache = interface_for(engine.cache, ids)
+        logits = run_plan(engine.gm, cache, ids, plans(ids, engine.rope)["batched decode"], engine.rope)
+        return [rows[passage.asked.rows] for passage, rows in zip(chosen, logits, strict=True)]
+
+
+def _with_room(config: RuntimeConfig, context: TransformContext, length: int) -> RuntimeConfig:
+    """Return the config with sequences of `length` tokens allowed; a cache in the host's memory keeps its size."""
+    served = context.runtime.max_seq_len
+    if length <= served:
+        return config
+    values = config.model_dump(exclude_unset=True) | {"max_seq_len": length}
+    cache = config.kv_cache_config
+    if context.device.type == "cpu" and cache.max_tokens is None:
+        tokens = max(config.max_batch_size * served, length + cache.tokens_per_block)
+        values["kv_cache_config"] = cache.model_dump(exclude_unset=True) | {"max_tokens": tokens}
+    return RuntimeConfig.model_validate(values)
+
+
+def _parameters(context: TransformContext) -> int:
+    """Return the number of the checkpoint's parameters; 0 when it is not read."""
+    if context.runtime.skip_loading_weights:
+        return 0
+    return sum(math.prod(meta.shape) for meta in Checkpoint(context.factory.checkpoint).names().values())
+
+
+def _compile_backend(context: TransformContext) -> str:
+    if context.runtime.compile_backend != "auto":
+        return context.runtime.compile_backend
+    return "torch-cudagraph" if context.device.type == "cuda" else "torch-simple"

@@ -1,0 +1,60 @@
+"""Models that read no texts of one token a position: each is refused for the reason that it has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from families import config_dict
+from transformers import AutoConfig
+
+from onboard.analysis.analyze import analyze
+from onboard.analysis.texts import rows_of_a_text
+from onboard.analysis.tiny import build_tiny, load_config
+from onboard.errors import OnboardError
+from onboard.workflow.phases.gather import require_causal_lm
+from onboard.workflow.size import build_on_meta
+from onboard.workflow.sweep.checkpoint import make_checkpoint
+from onboard.workflow.sweep.targets import Target
+
+REASONS = {
+    "musicgen": "reads 4 rows of input_ids as one text",
+    "musicgen_melody": "reads 4 rows of input_ids as one text",
+    "gemma4_assistant": "ignores input_ids and asks for inputs_embeds and shared_kv_states",
+    "gemma4_unified_assistant": "ignores input_ids and asks for inputs_embeds and shared_kv_states",
+    "blt": r"cross_attn_layers.0 attends from \d+ states to 21",
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_the_saved_checkpoint_is_refused_for_the_true_reason(name: str, tmp_path: Path) -> None:
+    made = make_checkpoint(Target(name=name), tmp_path)
+    assert made.is_causal is not False
+    config = json.loads((tmp_path / "config.json").read_text())
+    require_causal_lm(config)
+    with pytest.raises(OnboardError, match=REASONS[name]):
+        _gather_and_analyze(config, tmp_path)
+
+
+def _gather_and_analyze(config: dict[str, Any], folder: Path) -> None:
+    build_on_meta(folder)
+    analyze(config, folder, model="x")
+
+
+@pytest.mark.parametrize("codebooks", [1, 2, 3])
+def test_the_rows_of_a_text_are_counted(codebooks: int) -> None:
+    config = AutoConfig.for_model("musicgen_decoder", num_codebooks=codebooks)
+    assert rows_of_a_text(build_tiny(config)) == codebooks
+
+
+def test_a_row_of_a_language_model_is_a_text() -> None:
+    assert rows_of_a_text(build_tiny(load_config(config_dict("llama")))) == 1
+
+
+@pytest.mark.parametrize("changes", [{}, {"block_size": 16, "num_random_blocks": 2}])
+def test_random_blocks_of_attention_are_not_causal(changes: dict[str, Any]) -> None:
+    config = {"model_type": "big_bird", "is_decoder": True, "attention_type": "block_sparse", **changes}
+    with pytest.raises(OnboardError, match="is not causal: a token changes the logits of tokens before it"):
+        analyze(config, model="x")

@@ -1,0 +1,51 @@
+"""Transformers' own model where packages for one of its towers are missing: text runs as it does with the tower."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel
+from transformers.models.siglip.modeling_siglip import SiglipVisionModel
+
+from onboard.analysis.tiny import build_tiny, prompt
+from onboard.errors import OnboardError
+from onboard.graph.reference import build_reference, missing_towers
+
+_LACKS = ImportError("The tower requires the X library. You can install it with pip: `pip install x-images`.")
+
+
+def _without_package() -> Any:
+    return mock.patch.object(SiglipVisionModel, "__init__", side_effect=_LACKS)
+
+
+def test_text_runs_without_the_tower_as_with_it() -> None:
+    whole: Any = build_tiny(AutoConfig.for_model("gemma3"))
+    assert missing_towers(whole) == {}
+    with _without_package():
+        model = build_reference(whole.config, attn_implementation="eager", dtype=torch.float32).eval()
+    assert missing_towers(model) == {"model.vision_tower": ["x-images"]}
+    left_out = model.load_state_dict(whole.state_dict(), strict=False)
+    assert left_out.missing_keys == []
+    assert all(name.startswith("model.vision_tower.") for name in left_out.unexpected_keys)
+    inputs = prompt(0)
+    expected, actual = (item(**inputs, use_cache=False).logits for item in (whole, model))
+    assert torch.equal(actual, expected)
+
+
+def test_an_image_needs_the_packages_by_name() -> None:
+    config = build_tiny(AutoConfig.for_model("gemma3")).config
+    with _without_package():
+        model: Any = build_reference(config)
+    with pytest.raises(OnboardError, match="tower needs the packages x-images"):
+        model.get_image_features(torch.zeros(1, 3, 8, 8))
+
+
+def test_transformers_itself_is_left_as_it_is() -> None:
+    config = build_tiny(AutoConfig.for_model("gemma3")).config
+    with _without_package():
+        build_reference(config)
+        with pytest.raises(ImportError, match="x-images"):
+            AutoModel.from_config(config.vision_config)

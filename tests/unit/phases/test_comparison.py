@@ -1,0 +1,101 @@
+"""The rules by which a run is compared with transformers, on logits made for the purpose."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from onboard.agents.comparison import Comparison, Observed, Passage, compare, passages
+from onboard.runtime.reference import Reference
+from onboard.runtime.rope import LengthDependentRope
+
+VOCABULARY = 50
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    seed = int(torch.randint(2**31, ()))
+    print(f"seed {seed}")
+    return torch.Generator().manual_seed(seed)
+
+
+def _exact(generator: torch.Generator) -> torch.Tensor:
+    """Logits [12, vocabulary], the best of each row by far."""
+    logits = torch.randn(12, VOCABULARY, generator=generator)
+    best = torch.randint(VOCABULARY, (12,), generator=generator)
+    return logits.scatter(1, best[:, None], 8.0)
+
+
+def _off(exact: torch.Tensor, error: float, generator: torch.Generator) -> torch.Tensor:
+    noise = torch.randn(exact.shape, generator=generator)
+    return exact + noise * (error * exact.square().mean().sqrt() / noise.square().mean().sqrt())
+
+
+def _compared(
+    exact: torch.Tensor,
+    ours: torch.Tensor,
+    *,
+    decoded: torch.Tensor | None = None,
+    own: torch.Tensor | None = None,
+    chosen: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Comparison:
+    tokens = (exact[-5:].argmax(-1) if chosen is None else chosen).tolist()
+    passage = Passage("prompt", list(range(len(exact))), tuple(tokens))
+    observed = Observed([passage], [ours], [ours if decoded is None else decoded])
+    return compare(observed, Reference([exact], None if own is None else [own], "whole"), dtype, [])
+
+
+def test_float32_has_one_limit(generator: torch.Generator) -> None:
+    exact = _exact(generator)
+    assert _compared(exact, _off(exact, 0.9e-5, generator)).problem is None
+    assert "prefill: the logits" in (_compared(exact, _off(exact, 1.1e-5, generator)).problem or "")
+    decoded = _off(exact, 1.1e-5, generator)
+    assert "cached decode: the logits" in (_compared(exact, exact, decoded=decoded).problem or "")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_may_err_a_fifth_more_than_transformers(dtype: torch.dtype, generator: torch.Generator) -> None:
+    exact, theirs = _exact(generator), 2 * torch.finfo(dtype).eps
+    own = _off(exact, theirs, generator)
+    assert _compared(exact, _off(exact, 1.19 * theirs, generator), own=own, dtype=dtype).problem is None
+    problem = _compared(exact, _off(exact, 1.23 * theirs, generator), own=own, dtype=dtype).problem
+    assert f"transformers itself errs by {theirs:.2e}" in (problem or "")
+
+
+@pytest.mark.parametrize("broken", ["ours", "decoded", "exact", "own"])
+def test_what_is_no_number_is_within_no_limit(broken: str, generator: torch.Generator) -> None:
+    exact = _exact(generator)
+    logits = {name: exact.clone() for name in ("ours", "decoded", "exact", "own")}
+    logits[broken][3, 7] = torch.nan
+    assert _compared(**logits, dtype=torch.bfloat16, chosen=exact[-5:].argmax(-1)).problem is not None
+
+
+def test_a_token_that_is_not_the_best_is_told_from_a_tie(generator: torch.Generator) -> None:
+    exact = _exact(generator)
+    chosen = exact[-5:].argmax(-1)
+    other = chosen.clone()
+    other[2] = (other[2] + 1) % VOCABULARY
+    assert "1 of 5 tokens" in (_compared(exact, exact, chosen=other).problem or "")
+    tied = exact.clone()
+    tied[-3, other[2]] = tied[-3, chosen[2]] - 5e-5 * tied[-3].std()
+    found = _compared(tied, tied, chosen=other)
+    assert (found.problem, found.tokens.ties, found.tokens.differing) == (None, 1, 0)
+
+
+def test_tokens_on_both_sides_of_a_table_are_given_what_chose_them() -> None:
+    prompt, output, rope = list(range(5)), list(range(5, 20)), LengthDependentRope(8)
+    [whole] = passages("prompt", prompt, output, None)
+    assert (whole.ids, whole.chosen) == (list(range(19)), tuple(range(5, 20)))
+    before, after = passages("prompt", prompt, output, rope)
+    assert (before.ids, before.chosen) == (list(range(8)), (5, 6, 7, 8))  # 8 follows 8 tokens, by the short table
+    assert (after.ids, after.chosen) == (list(range(19)), tuple(range(9, 20)))
+    assert len(passages("prompt", prompt, output[:4], rope)) == 1
+    assert len(passages("prompt", list(range(9)), output[4:], rope)) == 1
+
+
+def test_of_a_long_passage_the_last_rows_and_some_before_are_compared() -> None:
+    rows = Passage("long prompt", list(range(4000)), tuple(range(8))).asked.rows
+    assert rows[-256:] == list(range(4000 - 256, 4000))
+    assert len(rows) < 600
+    assert max(b - a for a, b in zip(rows, rows[1:], strict=False)) == 15

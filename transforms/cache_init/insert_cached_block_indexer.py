@@ -1,0 +1,42 @@
+"""Swap every choice of blocks of keys for one over a paged cache of the blocks' keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from onboard.graph.cache import CacheResource, KVPagedResource
+from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
+from onboard.graph.fx import arguments
+from onboard.graph.insert_cached import InsertCached
+from onboard.graph.sequence import METADATA_NAMES
+from onboard.graph.transform import register_transform
+
+
+class BlockIndexerDescriptor(CachedOpDescriptor):
+    """The choice of whole blocks of keys for sparse attention, with a small key of its own for each block."""
+
+    source = torch.ops.onboard.torch_block_indexer
+    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_block_indexer"}
+    num_tensors = 3
+    metadata = METADATA_NAMES
+
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+        """Return one cache: a token's key, in its own dtype, since what is chosen hangs on small differences."""
+        key = tensor_argument(node, 1).meta["val"]
+        return {"index_cache": KVPagedResource(1, key.shape[-1], key.dtype, page_size)}
+
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return top_k, block_size, scale and expand."""
+        found = arguments(node)
+        return tuple(found[name] for name in ("top_k", "block_size", "scale", "expand"))
+
+
+@register_transform("insert_cached_block_indexer")
+class InsertCachedBlockIndexer(InsertCached):
+    """The indexer's key of each token in pages of the cache."""
+
+    descriptor = BlockIndexerDescriptor()

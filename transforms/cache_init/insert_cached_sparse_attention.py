@@ -1,0 +1,45 @@
+"""Swap every attention to chosen keys for one over paged keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from onboard.graph.cache import CacheResource, KVPagedResource
+from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
+from onboard.graph.fx import arguments
+from onboard.graph.insert_cached import InsertCached
+from onboard.graph.sequence import METADATA_NAMES
+from onboard.graph.transform import register_transform
+
+
+class SparseAttentionDescriptor(CachedOpDescriptor):
+    """Attention to the keys that were chosen for each query."""
+
+    source = torch.ops.onboard.torch_sparse_attention
+    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_sparse_attention"}
+    num_tensors = 4
+    metadata = METADATA_NAMES
+
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+        """Return caches for keys and values."""
+        key, value = (tensor_argument(node, index).meta["val"] for index in (1, 2))
+        heads = int(key.shape[2])
+        return {
+            "k_cache": KVPagedResource(heads, int(key.shape[3]), dtype or key.dtype, page_size),
+            "v_cache": KVPagedResource(heads, int(value.shape[3]), dtype or value.dtype, page_size),
+        }
+
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return scale."""
+        return (arguments(node)["scale"],)
+
+
+@register_transform("insert_cached_sparse_attention")
+class InsertCachedSparseAttention(InsertCached):
+    """Keys and values of each token in pages of the cache, of which attention reads the chosen ones."""
+
+    descriptor = SparseAttentionDescriptor()
