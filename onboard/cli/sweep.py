@@ -73,18 +73,15 @@ def sweep(
     Run it again to go on: what ended under the same code and versions is not run again. Over all types of transformers
     it writes registry/coverage.json, docs/coverage.md and docs/coverage.svg.
     """
-    from onboard.workflow.engine import PHASES
     from onboard.workflow.sweep.sweep import Sweep, SweepOptions
 
     chosen = "cuda" if device is Device.CUDA or (device is Device.AUTO and _has_gpu()) else "cpu"
     options = SweepOptions(until, mode.value, chosen, limit_seconds, limit_memory, fresh)
-    both = all_transformers if variants is None else variants
-    targets = _targets(models or [], all_transformers, types, both, root)
+    targets = _targets(models or [], all_transformers, types, all_transformers if variants is None else variants, root)
     todo = Sweep(targets, root.expanduser().resolve(), options)
-    complete = all_transformers and both and types is None and mode is ModeName.GRAPH and until == PHASES[-1]
     entries, interrupted = _run(todo, _executor(executor, chosen, jobs, address))
     coverage = _coverage(todo, entries)
-    _show(coverage, todo.root if complete else None, as_json)
+    _show(coverage, todo.root if all_transformers and types is None and coverage.is_whole else None, as_json)
     if interrupted:
         raise KeyboardInterrupt
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,34 @@ from torch import nn
 from transformers import PretrainedConfig
 from transformers.utils import logging
 
-from onboard.analysis.tiny import VOCABULARY, build_tiny, load_config, one_line
+from onboard.analysis.tiny import VOCABULARY, build_small, load_config, one_line, tiny_config
 from onboard.errors import OnboardError
-from onboard.graph.architecture import decoder_config, find_language_model
+from onboard.graph.architecture import decoder_config, find_language_model, is_composite, text_config
 from onboard.graph.reference import build_reference
 from onboard.workflow.sweep.defaults import complete, default_config
 from onboard.workflow.sweep.options import Option, options
+from onboard.workflow.sweep.record import LEAST_FLOW
 from onboard.workflow.sweep.targets import Target
+from onboard.workflow.sweep.variation import aspects
 
 _LENGTH = 21
 _SAME = 1e-4
 """Largest change, relative to the logits, that another order of the same sums may make."""
+
+
+@dataclass(frozen=True)
+class _Effect:
+    """What a small config's model is."""
+
+    shapes: dict[str, torch.Size]
+    """Of its tensors, by name."""
+    logits: torch.Tensor
+    """For a fixed text."""
+    problem: str
+    """Why no comparison of logits would show anything; empty: it would."""
+
+    def is_that_of(self, other: _Effect) -> bool:
+        return self.shapes == other.shapes and torch.equal(self.logits, other.logits)
 
 
 @dataclass
@@ -32,9 +50,9 @@ class Checkpoint:
     is_causal: bool | None
     """Logits do not depend on later tokens, nor on the time of day; None: the model does not run on a text."""
     options: list[str] = field(default_factory=list)
-    """Options that are on."""
+    """What was changed."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Options that the model does not run with, and why."""
+    """Changes that the model does not run with, and why."""
     missing: list[str] = field(default_factory=list)
     """Classes of modules that the full model has and this one lacks: a pass would say nothing of them."""
     flow: float = 0.0
@@ -53,14 +71,17 @@ def make_checkpoint(target: Target, folder: Path, seed: int = 0) -> Checkpoint:
         return _config_alone(_full_config(target), folder)
 
 
-def _made(target: Target, config: PretrainedConfig, folder: Path, seed: int) -> Checkpoint:
-    on, refused = _switched_on(config) if target.variant == "varied" else ([], {})
-    model = build_tiny(_with(config, on), seed)
+def _made(target: Target, full: PretrainedConfig, folder: Path, seed: int) -> Checkpoint:
+    small = tiny_config(full)
+    model, made = build_small(small, seed), Checkpoint("", None)
+    if target.variant == "varied" and _reads_texts(model) and is_causal(model):
+        full = _switched_on(full, made)
+        model = build_small(_varied(tiny_config(full), target.name, made), seed)
     model.save_pretrained(folder)  # type: ignore[operator]
-    missing = missing_classes(_with(config, on), model)
-    names = [option.name for option in on]
-    causal, moved = (is_causal(model), flow(model)) if _reads_texts(model) else (None, 0.0)
-    return Checkpoint(type(model).__name__, causal, names, refused, missing, moved)
+    made.architecture, made.missing = type(model).__name__, missing_classes(full, model)
+    if _reads_texts(model):
+        made.is_causal, made.flow = is_causal(model), flow(model)
+    return made
 
 
 def _config_alone(config: PretrainedConfig, folder: Path) -> Checkpoint:
@@ -126,36 +147,85 @@ def _full_config(target: Target) -> PretrainedConfig:
     return load_config(target.config) if target.config is not None else default_config(target.name)
 
 
-def _switched_on(config: PretrainedConfig) -> tuple[list[Option], dict[str, str]]:
-    """Try each option on top of those that worked; return those that work together, and why the others do not.
+def _switched_on(config: PretrainedConfig, made: Checkpoint) -> PretrainedConfig:
+    """Return the full-size config with each option on that the tiny model runs with."""
+    before = _effect(tiny_config(config))
+    for option in options(text_part(config)[1]):
+        if (after := _tried(option, config, tiny_config, before, made)) is not None:
+            config, before = _with(config, option), after
+    return config
+
+
+def _varied(small: PretrainedConfig, name: str, made: Checkpoint) -> PretrainedConfig:
+    """Return a small config with the first change of each aspect that its model runs with."""
+    before = _effect(small)
+    for aspect in aspects(text_part(small)[1], name):
+        for option in aspect:
+            if (after := _tried(option, small, lambda config: config, before, made)) is not None:
+                small, before = _with(small, option), after
+                break
+    return small
+
+
+def _tried(
+    option: Option,
+    config: PretrainedConfig,
+    shrink: Callable[[PretrainedConfig], PretrainedConfig],
+    before: _Effect,
+    made: Checkpoint,
+) -> _Effect | None:
+    """Return the effect of a change and note that it is on, or note why it is not.
 
     One that changes neither the parameters nor the logits did not take effect: a pass would say nothing of it.
     """
-    on: list[Option] = []
-    refused: dict[str, str] = {}
-    before = _effect(config)
-    for option in options(config):
-        try:
-            after = _effect(_with(config, [*on, option]))
-        except Exception as error:  # whatever a model's own code raises is the reason for the table
-            refused[option.name] = one_line(error)
-            continue
-        if after[0] == before[0] and torch.equal(after[1], before[1]):
-            refused[option.name] = "it changes nothing in the tiny model"
-        else:
-            on.append(option)
-            before = after
-    return on, refused
+    try:
+        after = _effect(shrink(_with(config, option)))
+    except Exception as error:  # whatever a model's own code raises is the reason for the table
+        made.refused[option.name] = one_line(error)
+        return None
+    problem = "it changes nothing in the tiny model" if option.shows and after.is_that_of(before) else after.problem
+    if problem:
+        made.refused[option.name] = problem
+        return None
+    made.options.append(option.name)
+    return after
 
 
 @torch.no_grad()
-def _effect(config: PretrainedConfig) -> tuple[dict[str, torch.Size], torch.Tensor]:
-    """Return the shapes of the tiny model's parameters and buffers by name, and its logits for a fixed text."""
-    model = build_tiny(config)
+def _effect(small: PretrainedConfig) -> _Effect:
+    model = build_small(small)
     logits: torch.Tensor = model(input_ids=_text(), use_cache=False).logits
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}, logits
+    problem = "" if is_causal(model) else "with it the model is not causal"
+    if not flow(model) >= LEAST_FLOW:
+        problem = "with it a token hardly moves later logits"
+    return _Effect({name: tensor.shape for name, tensor in model.state_dict().items()}, logits, problem)
 
 
-def _with(config: PretrainedConfig, on: list[Option]) -> PretrainedConfig:
-    changes = {key: value for option in on for key, value in option.changes.items()}
-    return type(config).from_dict(config.to_dict() | changes) if changes else config
+def text_part(config: PretrainedConfig) -> tuple[tuple[str, ...], PretrainedConfig]:
+    """Return the text model's config inside a composite's and the names that lead there; else none, and the config."""
+    text = text_config(config)
+    for name in config.sub_configs if is_composite(config) else ():
+        part = getattr(config, name, None)
+        if isinstance(part, PretrainedConfig):
+            path, found = text_part(part)
+            if found is text:
+                return (name, *path), found
+    return (), config
+
+
+def _with(config: PretrainedConfig, option: Option) -> PretrainedConfig:
+    changes = option.changes
+    for name in reversed(text_part(config)[0]):
+        changes = {name: changes}
+    return type(config).from_dict(_merged(config.to_dict(), changes))
+
+
+def _merged(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return nested fields with nested changes."""
+    both = fields.keys() & changes.keys()
+    inner = {
+        name: _merged(fields[name], changes[name])
+        for name in both
+        if isinstance(fields[name], dict) and isinstance(changes[name], dict)
+    }
+    return fields | changes | inner

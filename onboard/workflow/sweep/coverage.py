@@ -13,7 +13,7 @@ from onboard.config import Mode, StrictModel
 from onboard.workflow.engine import PHASES
 from onboard.workflow.files import write_atomically
 from onboard.workflow.sweep.record import STATUSES, Entry, Status
-from onboard.workflow.sweep.targets import Variant
+from onboard.workflow.sweep.targets import VARIANTS, Variant
 
 PATH = Path("registry", "coverage.json")
 _ELLIPSIS = "…"
@@ -41,6 +41,11 @@ class Coverage(StrictModel):
     def is_partial(self) -> bool:
         """Whether some targets were not measured."""
         return len(self.entries) < self.asked
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the command was measured on both checkpoints of each type."""
+        return self.mode == "graph" and self.until == PHASES[-1] and self.variants == list(VARIANTS)
 
     def counts(self) -> dict[Status, int]:
         """Return the number of entries of each status."""

@@ -29,6 +29,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from onboard.errors import OnboardError
+from onboard.graph.reference import without_missing_towers
 from onboard.runtime.llm import LLM
 from onboard.runtime.sampling import SamplingParams
 from onboard.workflow.sweep.verdict import LIMIT, NEW_TOKENS, Verdict
@@ -59,12 +60,12 @@ def judge(checkpoint: Path, root: Path, device: str = "cpu", seed: int | None = 
 
 def load_transformers(checkpoint: Path) -> nn.Module:
     """Return transformers' model of a checkpoint, of the class that its config names: float32, eager, to evaluate."""
-    config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+    config = AutoConfig.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
     named = [getattr(transformers, name, None) for name in config.architectures or []]
     model_class = next((item for item in named if item is not None), AutoModelForCausalLM)
-    model = model_class.from_pretrained(
-        checkpoint, dtype=torch.float32, attn_implementation="eager", local_files_only=True
-    )
+    options = {"attn_implementation": "eager", "local_files_only": True, "trust_remote_code": False}
+    with without_missing_towers():
+        model = model_class.from_pretrained(checkpoint, dtype=torch.float32, **options)
     return model.eval()
 
 

@@ -24,6 +24,8 @@ class Option:
 
     name: str
     changes: dict[str, Any]
+    shows: bool = True
+    """Whether a short text has to show it: one that it changes nothing for does not take effect."""
 
 
 def options(config: PretrainedConfig) -> list[Option]:

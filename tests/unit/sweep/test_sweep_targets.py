@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from onboard.analysis.tiny import build_tiny
+from onboard.analysis.tiny import build_tiny, tiny_config
 from onboard.errors import UsageError
 from onboard.workflow.sweep import checkpoint
 from onboard.workflow.sweep.checkpoint import flow, is_causal, make_checkpoint, missing_classes
 from onboard.workflow.sweep.options import Option, options
 from onboard.workflow.sweep.record import LEAST_FLOW
-from onboard.workflow.sweep.targets import Target, causal_types, check_types, resolve
+from onboard.workflow.sweep.targets import VARIANTS, Target, causal_types, check_types, resolve
 
 
 def test_all_types_of_transformers() -> None:
@@ -123,17 +123,59 @@ def test_options_share_caches_and_mix_experts_and_cap() -> None:
     assert "first_k_dense_replace=1" in {option.name for option in options(AutoConfig.for_model("dots1"))}
 
 
-def test_the_second_variant_has_the_options_and_runs(tmp_path: Path) -> None:
+def test_the_second_variant_is_another_model_and_runs(tmp_path: Path) -> None:
     made = make_checkpoint(Target(name="llama", variant="varied"), tmp_path / "llama")
     assert made.is_causal
+    assert made.missing == []
     assert {"attention_bias=True", "mlp_bias=True", "grouped heads", "rope scaling"} <= {*made.options}
     assert not set(made.options) & made.refused.keys()
     tensors = load_file(tmp_path / "llama" / "model.safetensors")
     assert "model.layers.0.self_attn.q_proj.bias" in tensors
     assert "lm_head.weight" not in tensors  # tied
     config = json.loads((tmp_path / "llama" / "config.json").read_text())
-    assert config["num_key_value_heads"] < config["num_attention_heads"]
     assert config["rope_parameters"]["rope_type"] == "linear"
+    heads = config["num_attention_heads"], config["num_key_value_heads"]
+    assert heads in ((6, 2), (6, 3))
+    assert config["head_dim"] * heads[0] != config["hidden_size"]
+    assert config["intermediate_size"] % 2 == 1
+    assert config["max_position_embeddings"] > 300 + 48
+    usual = tiny_config(AutoConfig.for_model("llama")).to_dict()
+    for name in ("vocab_size", "hidden_size", "intermediate_size", "rms_norm_eps", "num_hidden_layers"):
+        assert config[name] != usual[name], name
+
+
+def test_a_variant_is_the_same_every_time_and_other_for_each_type(tmp_path: Path) -> None:
+    texts = []
+    for folder, name in (("one", "qwen2"), ("two", "qwen2"), ("three", "mistral")):
+        make_checkpoint(Target(name=name, variant="varied"), tmp_path / folder)
+        texts.append((tmp_path / folder / "config.json").read_text())
+    assert texts[0] == texts[1]
+    sizes = [[json.loads(text)[name] for name in ("vocab_size", "intermediate_size")] for text in texts]
+    assert sizes[0] != sizes[2]
+
+
+def test_layers_of_several_kinds_come_in_another_order(tmp_path: Path) -> None:
+    orders = []
+    for variant in VARIANTS:
+        make_checkpoint(Target(name="gemma3_text", variant=variant), tmp_path / variant)
+        orders.append(json.loads((tmp_path / variant / "config.json").read_text())["layer_types"])
+    assert set(orders[0]) == set(orders[1]) == {"sliding_attention", "full_attention"}
+    assert len(orders[1]) > len(orders[0])
+    assert orders[1][: len(orders[0])] != orders[0]
+
+
+def test_a_composite_varies_in_its_text_model(tmp_path: Path) -> None:
+    made = make_checkpoint(Target(name="gemma3", variant="varied"), tmp_path / "gemma3")
+    assert made.is_causal
+    text = json.loads((tmp_path / "gemma3" / "config.json").read_text())["text_config"]
+    assert text["num_attention_heads"] == 6
+    assert text["intermediate_size"] % 2 == 1
+
+
+def test_what_transformers_refuses_is_told(tmp_path: Path) -> None:
+    made = make_checkpoint(Target(name="mamba2", variant="varied"), tmp_path / "mamba2")
+    assert any(name.startswith("head_dim=") and "validate_architecture" in why for name, why in made.refused.items())
+    assert any(name.startswith("state_size=") for name in made.options)
 
 
 def test_a_checkpoint_of_a_given_config_keeps_what_the_config_says(tmp_path: Path) -> None:
@@ -155,6 +197,8 @@ def test_a_model_that_does_not_listen_is_told() -> None:
 def test_an_option_without_effect_is_not_on(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing, bias = Option("nothing", {"pretraining_tp": 2}), Option("bias", {"mlp_bias": True})
     monkeypatch.setattr(checkpoint, "options", lambda config: [nothing, bias, nothing])
-    on, refused = checkpoint._switched_on(AutoConfig.for_model("llama"))
-    assert on == [bias]
-    assert refused == {"nothing": "it changes nothing in the tiny model"}
+    made = checkpoint.Checkpoint("", is_causal=False)
+    config = checkpoint._switched_on(AutoConfig.for_model("llama"), made)
+    assert config.mlp_bias
+    assert made.options == ["bias"]
+    assert made.refused == {"nothing": "it changes nothing in the tiny model"}
