@@ -29,6 +29,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from onboard.errors import OnboardError
+from onboard.graph.reference import without_missing_towers
 from onboard.runtime.llm import LLM
 from onboard.runtime.sampling import SamplingParams
 from onboard.workflow.sweep.verdict import LIMIT, NEW_TOKENS, Verdict
@@ -62,9 +63,10 @@ def load_transformers(checkpoint: Path) -> nn.Module:
     config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
     named = [getattr(transformers, name, None) for name in config.architectures or []]
     model_class = next((item for item in named if item is not None), AutoModelForCausalLM)
-    model = model_class.from_pretrained(
-        checkpoint, dtype=torch.float32, attn_implementation="eager", local_files_only=True
-    )
+    with without_missing_towers():
+        model = model_class.from_pretrained(
+            checkpoint, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        )
     return model.eval()
 
 
