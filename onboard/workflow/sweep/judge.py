@@ -64,7 +64,7 @@ def load_transformers(checkpoint: Path) -> nn.Module:
     named = [getattr(transformers, name, None) for name in config.architectures or []]
     model_class = next((item for item in named if item is not None), AutoModelForCausalLM)
     with without_missing_towers():
-        model = model_class.from_pretrained(
+        model: nn.Module = model_class.from_pretrained(
             checkpoint, dtype=torch.float32, attn_implementation="eager", local_files_only=True
         )
     return model.eval()
@@ -72,7 +72,7 @@ def load_transformers(checkpoint: Path) -> nn.Module:
 
 def _compare(ours: LLM, theirs: nn.Module, verdict: Verdict, seed: int) -> None:
     """Fill in the verdict."""
-    config: PretrainedConfig = theirs.config  # type: ignore[assignment]
+    config: PretrainedConfig = theirs.config
     places = set(_places(config.to_dict()))
     words = [token for token in range(config.get_text_config(decoder=True).vocab_size) if token not in places]
     prompts = draw_prompts(ours.engine.capacity, words, seed)
