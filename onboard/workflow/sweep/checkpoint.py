@@ -54,7 +54,8 @@ def make_checkpoint(target: Target, folder: Path, seed: int = 0) -> Checkpoint:
 
 
 def _made(target: Target, config: PretrainedConfig, folder: Path, seed: int) -> Checkpoint:
-    on, refused = _switched_on(config) if target.variant == "varied" else ([], {})
+    varied = target.variant == "varied" and _reads_texts(build_tiny(config))
+    on, refused = _switched_on(config) if varied else ([], {})
     model = build_tiny(_with(config, on), seed)
     model.save_pretrained(folder)  # type: ignore[operator]
     missing = missing_classes(_with(config, on), model)
