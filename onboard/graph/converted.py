@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from onboard.errors import OnboardError
 from onboard.graph.checkpoint import Checkpoint, TensorMeta
+from onboard.graph.reference import without_missing_towers
 from onboard.graph.weight_names import explain_unused
 
 
@@ -58,16 +59,17 @@ class ConvertedCheckpoint:
 
 def _loaded(folder: Path, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     try:
-        return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation="eager",
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        with without_missing_towers():
+            return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation="eager",
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise OnboardError(f"transformers cannot load {folder}: {reason}", hint="Fetch the checkpoint again") from error

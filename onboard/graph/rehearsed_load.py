@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from onboard.graph.checkpoint import TensorMeta
+from onboard.graph.reference import missing_towers
 from onboard.graph.weight_names import explain_unused, match_names, module_renaming
 
 Shape = tuple[int, ...]
@@ -47,6 +48,9 @@ def rehearse_load(model: Any, tensors: Mapping[str, TensorMeta]) -> Rehearsal:
     }
     left_out = {name: spare[name] for name in sorted(spare.keys() - load.prefixed.values())}
     facts, unknown = explain_unused(left_out, expected.keys() | (names.keys() - spare.keys()))
+    for path, packages in missing_towers(model).items():
+        unknown = [name for name in unknown if not name.startswith(f"{path}.")]
+        facts.append(f"{path} is left out: it needs the packages {' and '.join(packages)}")
     if ignored := [name for name in unknown if name in load.ignored]:
         facts.append(f"transformers' model leaves out {ignored[0]} and {len(ignored) - 1} more tensors on purpose")
     misfits = [

@@ -71,7 +71,7 @@ def load_transformers(checkpoint: Path) -> nn.Module:
 
 def _compare(ours: LLM, theirs: nn.Module, verdict: Verdict, seed: int) -> None:
     """Fill in the verdict."""
-    config: PretrainedConfig = theirs.config  # type: ignore[assignment]
+    config: PretrainedConfig = theirs.config
     places = set(_places(config.to_dict()))
     words = [token for token in range(config.get_text_config(decoder=True).vocab_size) if token not in places]
     prompts = draw_prompts(ours.engine.capacity, words, seed)

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 
 from onboard.config import Mode
 from onboard.errors import OnboardError
+from onboard.graph.architecture import decoder_config
+from onboard.graph.reference import load_reference
 from onboard.runtime.llm import LLM
 from onboard.runtime.probe import rmse_ratio
 from onboard.runtime.sampling import SamplingParams
@@ -58,9 +60,8 @@ def _compare(llm: LLM, checkpoint: Path, device: str) -> list[dict[str, Any]]:
 @torch.inference_mode()
 def _reference(checkpoint: Path, prompts: list[list[int]]) -> Iterator[tuple[list[int], torch.Tensor]]:
     """Yield transformers' greedy tokens for each prompt, each from a full pass, and the logits of the whole."""
-    model = AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
-    ).eval()
+    config = decoder_config(AutoConfig.from_pretrained(checkpoint, trust_remote_code=False))
+    model = load_reference(config, checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
     for prompt in prompts:
         known = list(prompt)
         for _ in range(_NEW_TOKENS):

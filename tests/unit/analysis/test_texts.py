@@ -43,6 +43,12 @@ def _gather_and_analyze(config: dict[str, Any], folder: Path) -> None:
     analyze(config, folder, model="x")
 
 
+def test_what_reads_no_texts_has_no_options_to_try(tmp_path: Path) -> None:
+    made = make_checkpoint(Target(name="musicgen", variant="varied"), tmp_path)
+    assert (made.architecture, made.is_causal, made.options) == ("MusicgenForCausalLM", None, [])
+    assert (tmp_path / "model.safetensors").is_file()
+
+
 @pytest.mark.parametrize("codebooks", [1, 2, 3])
 def test_the_rows_of_a_text_are_counted(codebooks: int) -> None:
     config = AutoConfig.for_model("musicgen_decoder", num_codebooks=codebooks)

@@ -12,7 +12,9 @@ from transformers.models.siglip.modeling_siglip import SiglipVisionModel
 
 from onboard.analysis.tiny import build_tiny, prompt
 from onboard.errors import OnboardError
+from onboard.graph.checkpoint import TensorMeta
 from onboard.graph.reference import build_reference, missing_towers
+from onboard.graph.rehearsed_load import rehearse_load
 
 _LACKS = ImportError("The tower requires the X library. You can install it with pip: `pip install x-images`.")
 
@@ -33,6 +35,16 @@ def test_text_runs_without_the_tower_as_with_it() -> None:
     inputs = prompt(0)
     expected, actual = (item(**inputs, use_cache=False).logits for item in (whole, model))
     assert torch.equal(actual, expected)
+
+
+def test_the_towers_tensors_in_a_checkpoint_are_no_misfit() -> None:
+    whole = build_tiny(AutoConfig.for_model("gemma3"))
+    stored = {name: TensorMeta(tuple(each.shape), each.dtype, each.nbytes) for name, each in whole.state_dict().items()}
+    with _without_package(), torch.device("meta"):
+        model = build_reference(whole.config)
+    rehearsal = rehearse_load(model, stored | {"model.vision_towers.x": TensorMeta((3,), torch.float32, 12)})
+    assert rehearsal.misfits == ["the model has no use for model.vision_towers.x"]
+    assert rehearsal.facts == ["model.vision_tower is left out: it needs the packages x-images"]
 
 
 def test_an_image_needs_the_packages_by_name() -> None:
