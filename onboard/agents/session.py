@@ -55,7 +55,9 @@ class Session:
         start = time.perf_counter()
         llm = LLM(config.model, root=root, config=_with_room(config, context, length + LONG_TOKENS))
         seconds = time.perf_counter() - start
-        length = max(1, min(length, llm.engine.capacity - LONG_TOKENS))
+        if length > (room := llm.engine.capacity - LONG_TOKENS):
+            notes.append(f"the long prompt has {room:,} tokens, not {length:,}: the cache has no room for more")
+            length = max(1, room)
         ids = long_prompt(llm.engine.tokenizer, files, text.vocab_size, length)
         return cls(llm, context, seconds, ids, notes)
 
@@ -160,7 +162,8 @@ class Session:
         chosen = [passage for passage in self.passages if passage.kind == "prompt"]
         ids = [passage.ids for passage in chosen]
         cache = interface_for(engine.cache, ids)
-        logits = run_plan(engine.gm, cache, ids, plans(ids, engine.rope)["batched decode"], engine.rope)
+        most = cache.info.max_num_tokens - len(ids)
+        logits = run_plan(engine.gm, cache, ids, plans(ids, engine.rope, most)["batched decode"], engine.rope)
         return [rows[passage.asked.rows] for passage, rows in zip(chosen, logits, strict=True)]
 
 

@@ -38,12 +38,17 @@ Plan = list[list[Part]]
 """Steps, each of which computes some parts in one forward pass."""
 
 
-def plans(prompts: Sequence[Prompt], rope: LengthDependentRope | None = None) -> dict[str, Plan]:
-    """Return the ways to compute every token of the prompts, by name; only prompts of one rotary table share steps."""
+def plans(
+    prompts: Sequence[Prompt], rope: LengthDependentRope | None = None, most: int | None = None
+) -> dict[str, Plan]:
+    """Return the ways to compute every token of the prompts, by name; only prompts of one rotary table share steps.
+
+    In batched decode a prompt's part in a step has at most `most` tokens; None: all that come before its last ones.
+    """
     lengths = [len(prompt) for prompt in prompts]
     tables: dict[int, list[list[Part]]] = {}
     for i, length in enumerate(lengths):
-        tables.setdefault(rope.table(length) if rope else 0, []).append(_prefill_then_decode(i, length))
+        tables.setdefault(rope.table(length) if rope else 0, []).append(_prefill_then_decode(i, length, most))
     chunked = [
         [Part(i, start, min(start + CHUNK, length))]
         for i, length in enumerate(lengths)
@@ -57,9 +62,11 @@ def plans(prompts: Sequence[Prompt], rope: LengthDependentRope | None = None) ->
     }
 
 
-def _prefill_then_decode(prompt: int, length: int) -> list[Part]:
+def _prefill_then_decode(prompt: int, length: int, most: int | None) -> list[Part]:
     first = max(length - DECODE, 1)
-    return [Part(prompt, 0, first), *(Part(prompt, at, at + 1) for at in range(first, length))]
+    size = max(1, most or first)
+    read = (Part(prompt, start, min(start + size, first)) for start in range(0, first, size))
+    return [*read, *(Part(prompt, at, at + 1) for at in range(first, length))]
 
 
 def _staggered(parts: Sequence[list[Part]]) -> Plan:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from onboard.agents.comparison import Comparison, Observed, Passage, compare, compare_with_itself, passages
+from onboard.runtime.probe import DECODE, plans
 from onboard.runtime.reference import Reference
 from onboard.runtime.rope import LengthDependentRope
 
@@ -109,3 +110,13 @@ def test_without_transformers_cached_decode_is_compared_with_our_own_prefill(gen
     assert found.notes == ["not compared with transformers: why"]
     observed = Observed([passage], [ours], [_off(ours, 1e-4, generator)])
     assert "cached decode" in (compare_with_itself(observed, torch.float32, "why").problem or "")
+
+
+def test_batched_decode_reads_every_token_once_in_parts_that_a_step_holds() -> None:
+    prompts = [[0] * 30, [0] * 5, [0] * 1]
+    steps = plans(prompts, most=10)["batched decode"]
+    for number, prompt in enumerate(prompts):
+        parts = [part for step in steps for part in step if part.prompt == number]
+        assert [at for part in parts for at in range(part.start, part.end)] == list(range(len(prompt)))
+        assert max(part.end - part.start for part in parts) <= 10
+        assert all(part.end - part.start == 1 for part in parts[-min(DECODE, len(prompt) - 1) :])

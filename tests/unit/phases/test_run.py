@@ -256,6 +256,20 @@ def test_the_phase_runs_reduced_then_full_and_archives_the_log(random_checkpoint
 
 
 @pytest.mark.slow
+def test_a_fault_that_half_precision_may_hide_fails_a_run_in_half_precision(
+    random_checkpoint: Path, root: Path
+) -> None:
+    # The tiny model's attention is all but even: 1.5 times its scores are within a fifth of what bfloat16 rounds away.
+    _break(root, *ATTENTION_SCALE)
+    context = _registered(root, random_checkpoint)
+    context.options.dtype = "bfloat16"
+    with pytest.raises(OnboardError, match="the 2 of 3 layers, float32 run ended in bad_generation: prefill"):
+        Run().run(context)
+    record = context.read_json("run.json")
+    assert (record["status"], list(record["runs"])) == ("bad_generation", ["reduced"])
+
+
+@pytest.mark.slow
 def test_a_failing_run_names_its_log_and_keeps_the_record(random_checkpoint: Path, root: Path) -> None:
     context = _registered(root, random_checkpoint)
     path = config_path(root, "random")
