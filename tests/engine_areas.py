@@ -82,14 +82,14 @@ AREAS = {
         ),
         Area(
             "sampling",
-            ("onboard/ops/sampling.py", "onboard/runtime/sampling.py", "onboard/graph/next_token.py"),
+            ("onboard/ops/sampling.py", "onboard/runtime/sampling.py"),
             ("runtime/test_sampling.py",),
             ("-k", "not interpreter"),
         ),
         Area(
             "steps",
             tuple(f"onboard/graph/{name}.py" for name in
-                  ("sequence", "step_buffer", "rows", "cache", "cached_sequence")),
+                  ("sequence", "step_buffer", "rows", "cache", "cached_sequence", "next_token")),
             ("graph/test_sequence.py", "graph/test_cache.py", "graph/test_insert_cached_state.py",
              "graph/test_insert_cached_attention.py", "runtime/test_engine.py"),
         ),
