@@ -28,9 +28,10 @@ class Area:
         return sorted(path for path in found if path.name != "__init__.py")
 
     def tests_by_folder(self, path: Path) -> list[tuple[Path, list[str]]]:
-        """Return the test files for a mutant of `path`, by folder, in order."""
+        """Return the test files for a mutant of `path`, by folder, in order, those that bear its name first."""
         wanted = [UNIT / test.format(stem=path.stem) for test in self.tests]
-        own = [UNIT / "graph" / f"test_{path.stem}.py"]
+        own = [UNIT / "ops" / f"test_op_{path.stem}.py", UNIT / path.parent.name / f"test_{path.stem}.py"]
+        own += [UNIT / "graph" / f"test_{path.stem}.py"]
         files = list(dict.fromkeys(each for each in own + wanted if each.is_file()))
         return [(folder, [str(each) for each in tests]) for folder, tests in groupby(files, lambda each: each.parent)]
 
@@ -81,14 +82,14 @@ AREAS = {
         ),
         Area(
             "sampling",
-            ("onboard/ops/sampling.py", "onboard/runtime/sampling.py", "onboard/graph/next_token.py"),
+            ("onboard/ops/sampling.py", "onboard/runtime/sampling.py"),
             ("runtime/test_sampling.py",),
             ("-k", "not interpreter"),
         ),
         Area(
             "steps",
             tuple(f"onboard/graph/{name}.py" for name in
-                  ("sequence", "step_buffer", "rows", "cache", "cached_sequence")),
+                  ("sequence", "step_buffer", "rows", "cache", "cached_sequence", "next_token")),
             ("graph/test_sequence.py", "graph/test_cache.py", "graph/test_insert_cached_state.py",
              "graph/test_insert_cached_attention.py", "runtime/test_engine.py"),
         ),

@@ -50,8 +50,8 @@ def share_of_ties(heads: int, dim: int, top_k: int) -> float:
     """
     draw = torch.Generator().manual_seed(0)
     kept = min(top_k, 32)
-    shapes = ((2, 4 * kept, heads, dim), (2, 4 * kept, dim), (2, 4 * kept, heads))
-    scores = index_scores(*(torch.randn(shape, generator=draw) for shape in shapes), 1.0)
+    query, key = (torch.randn(2, 4 * kept, *shape, generator=draw) for shape in ((heads, dim), (dim,)))
+    scores = index_scores(query, key, torch.randn(2, 4 * kept, heads, generator=draw), 1.0)
     later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     ranked = scores.masked_fill(later, -torch.inf).sort(dim=-1, descending=True).values[:, kept:]
     return float((ranked[..., kept - 1] == ranked[..., kept]).double().mean())

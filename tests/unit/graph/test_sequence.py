@@ -214,3 +214,11 @@ def test_a_batch_that_decodes_on_is_described_like_any_other() -> None:
             assert torch.equal(short[name], tensor), name
         info.set_rows(slots)
         _go_on(info, slots)
+
+
+def test_a_full_batch_has_room_for_the_padding_row_of_a_rotary_table() -> None:
+    info = _make_info()
+    _set(info, [(0, 8, [2 * index + 1, 2 * index + 2]) for index in range(4)], rope_length=15)
+    assert info.args["cu_seqlens"].tolist() == [0, 8, 16, 24, 32, 33]
+    assert info.args["kv_lens"].tolist() == [8, 8, 8, 8, 1]
+    assert info.args["position_ids"][0, -1] == 14
