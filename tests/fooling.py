@@ -145,7 +145,7 @@ LENGTHS = (1, 5, 23, 150, 330)
 
 @torch.no_grad()
 def _differences(llm: LLM, reference: nn.Module, seed: int) -> list[str]:
-    """Compare with transformers: each text alone, all of two alike in a batch, and each new token of a cached decode."""
+    """Compare with transformers: each text alone and beside its like, and each new token of a cached decode."""
     prompts = ragged_prompts(VOCABULARY, LENGTHS, seed)
     params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=VOCABULARY)
     found = []
@@ -365,6 +365,8 @@ _CONDITIONS = {
     "data": "{shaped}.abs().amax() > {at}",
     "dtype": "{shaped}.dtype == torch.bfloat16",
     "remainder": "{shaped}.shape[1] % {at} == 0",
+    "cached": "past_key_values is not None and past_key_values.get_seq_length() > 0",
+    "layer": "self.layer_idx == {rows} and {shaped}.shape[2] > {at}",
 }
 _BY_TOKEN = {
     "position": "(position_ids > {at})[..., None]",
@@ -379,20 +381,18 @@ def drawn(seed: int) -> Fool:
     """Return a model that does something else under a condition, at a place and a threshold drawn from a seed."""
     draw = random.Random(seed)
     at, rows = draw.choice([3, 20, 40, 66, 100, 130, 200, 300]), draw.choice([1, 2, 5])
-    kind = draw.choice([*_CONDITIONS, *_BY_TOKEN, "cached", "layer"])
+    kind = draw.choice([*_CONDITIONS, *_BY_TOKEN])
     places = {"model": _PLACES["model"]} if kind in ("position", "cached") else _PLACES | _ATTENTION_PLACES
     if kind in _BY_TOKEN:
         places = {name: place for name, place in places.items() if name != "attention"}
     where = draw.choice(list(places)) if kind != "layer" else "attention"
     place, shaped = (_PLACES | _ATTENTION_PLACES)[where]
     changed = f"{shaped} * {draw.choice([0.5, 1.5])}"
+    condition = (_CONDITIONS | _BY_TOKEN)[kind].format(shaped=shaped, at=at, rows=rows)
+    if where == "attention":  # heads come before the tokens there
+        condition = condition.replace("shape[1]", "shape[2]")
     if kind in _BY_TOKEN:
-        line = f"{shaped} = torch.where({_BY_TOKEN[kind].format(shaped=shaped, at=at)}, {changed}, {shaped})"
+        line = f"{shaped} = torch.where({condition}, {changed}, {shaped})"
     else:
-        conditions = _CONDITIONS | {
-            "cached": "past_key_values is not None and past_key_values.get_seq_length() > 0",
-            "layer": "self.layer_idx == {rows} and {shaped}.shape[2] > {at}",
-        }
-        condition = conditions[kind].format(shaped=shaped, at=at, rows=rows)
-        line = f"if {condition.replace('shape[1]', 'shape[2]') if where == 'attention' else condition}:\n    {shaped} = {changed}"
+        line = f"if {condition}:\n    {shaped} = {changed}"
     return Fool(f"{seed} {kind} {at} in {where}", {place: line}, {"num_hidden_layers": 6} if kind == "layer" else {})

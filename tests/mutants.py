@@ -232,6 +232,23 @@ def _is_self(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id == "self"
 
 
+def _branch(test: str) -> Edit:
+    """A body that halves what it gets where a test of that tensor's shape holds."""
+
+    def edit(node: ast.AST) -> ast.AST | None:
+        if not isinstance(node, ast.FunctionDef) or node.name != "forward":
+            return None
+        name = next((item.arg for item in node.args.args if item.arg in ("hidden_states", "x")), None)
+        if name is None:
+            return None
+        copy = deepcopy(node)
+        copy.body[:0] = ast.parse(f"if {name}{test}:\n    {name} = {name} * 0.5").body
+        return copy
+
+    return edit
+
+
+BRANCH = "branch on "
 OPERATORS: dict[str, Edit] = {
     "constant changed": _constant,
     "operator changed": _operator,
@@ -250,6 +267,9 @@ OPERATORS: dict[str, Edit] = {
     "step dropped": _step_dropped,
     "modules swapped": _other_module,
     "order changed": _order_swapped,
+    f"{BRANCH}length": _branch(".shape[1] > 80"),
+    f"{BRANCH}batch": _branch(".shape[0] > 1"),
+    f"{BRANCH}one token": _branch(".shape[1] == 1"),
 }
 
 

@@ -18,14 +18,14 @@ from transformers import PretrainedConfig
 from onboard.analysis.recorder import modeling_modules
 from onboard.analysis.source import module_source
 from onboard.analysis.tiny import build_small, counts_positions, prompt, tiny_config
-from onboard.analysis.tiny_sizes import KNOWN_SIZES, MAX_POSITIONS, ORIGINAL_POSITIONS
+from onboard.analysis.tiny_sizes import KNOWN_SIZES, MAX_POSITIONS
 from onboard.graph.architecture import text_config
 
 LONGEST = 512
 """Tokens of the longest prompt that is tried; positions behind it are tried by prompts that begin there."""
 _FARTHEST = 1 << 17
-_COVERED = ORIGINAL_POSITIONS
-"""Other prompts are longer."""
+_COVERED = 20
+"""Any other prompt has more tokens."""
 _BEYOND = 9
 _POSITIONS = ("max_position_embeddings", "max_seq_len")
 _DIVIDE = (ast.Div, ast.FloorDiv, ast.Mod)

@@ -28,7 +28,6 @@ from onboard.analysis.recorder import ModuleCall, first_tensor, modules_recorded
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.thresholds import build_roomy, crossing_prompts, positions
 from onboard.analysis.tiny import (
-    first_token_is_plain,
     from_zero,
     load_config,
     one_line,
@@ -95,9 +94,15 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
 
 
 def _shapes(reference: nn.Module) -> list[dict[str, torch.Tensor]]:
-    """Return prompts of one row, and of one token if that is nothing special: code may branch on sizes of 1."""
-    lengths = (9, 1) if first_token_is_plain(reference) else (9,)
-    return [from_zero(prompt(0, length=length, batch=batch, seed=7)) for length in lengths for batch in (1, 2)]
+    """Return prompts of one row, and of one token if the model takes that: code may branch on sizes of 1."""
+    rows = [from_zero(prompt(0, length=9, batch=batch, seed=7)) for batch in (1, 2)]
+    tokens = [{name: tensor[:, :1] for name, tensor in each.items()} for each in rows]
+    try:
+        with torch.no_grad():
+            reference(**tokens[0], use_cache=False)
+    except Exception:
+        return rows
+    return [*rows, *tokens]
 
 
 def _stands_alone(source_text: str, spec: ModelSpec) -> None:
@@ -313,7 +318,7 @@ def _check_guards(graph: fx.GraphModule, model: nn.Module, small: int, spec: Mod
     """Refuse code that takes another path for texts that the checkpoint has positions for.
 
     Another path may compute the same: that is tried. What lies just behind the `small` number of positions of
-    the tiny model is the end of its tables.
+    the tiny model is the end of its tables, and an assertion is one of what transformers itself takes.
     """
     full = positions(load_config(spec.config))
     for broken in broken_guards(graph, full, shortest=1):
@@ -323,7 +328,8 @@ def _check_guards(graph: fx.GraphModule, model: nn.Module, small: int, spec: Mod
                 continue
         except (OnboardError, RuntimeError, IndexError):  # it computes something else, or its shapes do not fit
             pass
-        if broken.length != small + 1 or small == full:
+        is_end = broken.code.startswith("assert ") or (broken.length == small + 1 and small != full)
+        if not is_end:
             raise OnboardError(
                 f"the code of {spec.architecture} takes another path {broken}",
                 hint="No graph can follow that; report this architecture",

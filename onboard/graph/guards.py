@@ -102,8 +102,7 @@ def _holds(condition: Basic, sizes: dict[Expr, int]) -> bool:
 
 def _code(guard: Any) -> str:
     """Return the line that decides, by what `torch.export` noted of it."""
-    location = getattr(getattr(guard, "sloc", None), "framework_loc", None)
-    number = getattr(location, "lineno", None)
-    if number is None or "torch" in Path(location.filename).parts:
+    location: Any = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    if location is None or isinstance(location, str) or "torch" in Path(location.filename).parts:
         return ""
-    return linecache.getline(location.filename, number).strip()
+    return linecache.getline(location.filename, location.lineno).strip()
