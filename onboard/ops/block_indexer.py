@@ -144,7 +144,7 @@ def torch_cached_block_indexer(
     sequences, _, longest_query, longest_kv, *_ = batch_info_host.tolist()
     settings = (top_k, block_size, scale, expand)
     if longest_query == 1:
-        ends = torch.arange(block_size - 1, longest_kv, block_size, device=query.device)
+        ends = torch.arange(longest_kv // block_size, device=query.device) * block_size + block_size - 1
         pages = block_table.long()[:, ends // index_cache.shape[2]]
         stored = index_cache[pages, 0, ends % index_cache.shape[2]].to(query.dtype)  # [sequences, blocks, dim]
         last = (kv_lens - 1).long().unsqueeze(1)

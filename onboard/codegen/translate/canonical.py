@@ -68,7 +68,7 @@ def attention(args: Args, window: Value = NONE) -> Value:
 
 
 def _sinks(expr: ast.expr) -> ast.expr:
-    """Return a logit of each query as [batch, sequence, heads], which modeling code has as [batch, heads, sequence, 1]."""
+    """Return logits of queries, which modeling code has as [batch, heads, sequence, 1], as [batch, sequence, heads]."""
     match expr:
         case ast.Call(
             func=ast.Attribute(
