@@ -163,6 +163,11 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
         if isinstance(by_query := keywords.get("sinks"), torch.Tensor):
             sinks = by_query.squeeze(-1).transpose(1, 2)
         settings = {"scaling": scaling, "softcap": cap, "s_aux": None if sinks is None else "tensor"}
+        if (beside := _keys_beside(attention_mask, query.shape[2], window)) > 0:
+            raise OnboardError(
+                f"{paths[module]} attends to {beside} more keys than the text has tokens: "
+                "keys that stand for several tokens have no canonical form yet"
+            )
         chunk = _chunk(attention_mask, model.config)
         causal = chunk is not None or _is_causal(attention_mask, query.shape[2], window)
         bias = keywords.get("position_bias")
@@ -207,6 +212,12 @@ def _is_causal(mask: torch.Tensor | None, length: int, window: int | None) -> bo
     distance = torch.arange(length).unsqueeze(1) - torch.arange(length)
     allowed = (distance >= 0) & (distance < (window or length))
     return mask is not None and bool(((mask == 0) == allowed).all())
+
+
+def _keys_beside(mask: torch.Tensor | None, length: int, window: int | None) -> int:
+    """Return how many keys a mask has behind those of the text's tokens, which it shows causally."""
+    more = 0 if mask is None else mask.shape[-1] - length
+    return more if more > 0 and mask is not None and _is_causal(mask[..., :length], length, window) else 0
 
 
 def _hides_later_keys(mask: torch.Tensor | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
-from onboard.graph.attention import MaskReader, insert_attention
+from onboard.graph.attention import MaskReader, insert_attention, is_within_tokens
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, nodes_of, replace_with
 from onboard.graph.patterns import rank
@@ -25,7 +25,7 @@ class MatchSDPAToTorchAttention(BaseTransform[TransformConfig]):
         assert isinstance(gm, fx.GraphModule)
         masks = MaskReader(gm)
         calls = nodes_of(gm, torch.ops.aten.scaled_dot_product_attention, torch.ops.onboard.torch_attention_sdpa)
-        matched = [node for node in calls if rank(node) == 4]
+        matched = [node for node in calls if rank(node) == 4 and not is_within_tokens(node)]
         for node in matched:
             named = arguments(node)
             inputs = (named["query"], named["key"], named["value"])

@@ -165,7 +165,7 @@ def _direct(checkpoint: Checkpoint | ConvertedCheckpoint, source: Source, target
     """Return how a tensor's bytes get to the device as they are, None when something has to be done to them."""
     if not (isinstance(checkpoint, Checkpoint) and target.is_cuda and target.is_contiguous()):
         return None
-    if len(source.names) != 1 or source.parts != 1:
+    if not source.is_plain:
         return None
     file, meta = checkpoint.place(source.names[0])
     is_same = (meta.dtype, meta.shape) == (target.dtype, tuple(target.shape))

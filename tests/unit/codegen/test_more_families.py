@@ -44,11 +44,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     # a norm with weight 1 + w and bias; the text model of a composite
     "nemotron": {"num_key_value_heads": 8, "head_dim": 128},
     "emu3": {},
+    # layers of two classes, attention within each token to what earlier layers made of it, sinks of each query,
+    # convolutions whose weights hang on the token, experts with caps
+    "inkling2_text": {},
 }
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("opt", {"do_layer_norm_before": False, "enable_bias": False}),
     ("opt", {"word_embed_proj_dim": 512}),
     ("bert", {"is_decoder": True, "hidden_act": "relu", "tie_word_embeddings": False}),
+    ("inkling2_text", {"n_layers_per_attn_res_block": 1, "log_scaling_alpha": 0.7}),
     ("gpt_neo", {"attention_types": [[["local"], 12], [["global"], 12]]}),
 ]
 COUNTED = {"bart", "mbart", "pegasus", "marian", "mvp"}
@@ -116,7 +120,8 @@ def test_weights_that_nothing_runs_are_kept_and_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "reason"), [("deepseek_v4", "run"), ("reformer", "analysed|build|run"), ("xmod", "run")]
+    ("family", "reason"),
+    [("deepseek_v4", "keys that stand for several tokens"), ("reformer", "analysed|build|run"), ("xmod", "run")],
 )
 def test_what_cannot_be_analysed_is_refused_in_one_line(family: str, reason: str) -> None:
     with pytest.raises(OnboardError, match=reason) as error:

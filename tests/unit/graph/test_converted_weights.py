@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import conversion_mapping
-from transformers.core_model_loading import Chunk, Concatenate, Transpose, WeightConverter, WeightRenaming
+from transformers.core_model_loading import Chunk, Concatenate, Interleave, Transpose, WeightConverter, WeightRenaming
 
 from onboard.graph.converted_weights import Source, converted
 
@@ -14,6 +14,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         WeightRenaming("old", "new"),
         WeightConverter("attn.qk.weight", ["attn.q.weight", "attn.k.weight"], operations=[Chunk(dim=0)]),
         WeightConverter(["q_conv.weight", "k_conv.weight"], "conv.weight", operations=[Concatenate(dim=0)]),
+        WeightConverter(r"mlp\.w13", r"mlp\.both", operations=[Interleave(dim=1)]),
         WeightConverter("turned.weight", "other.weight", operations=[Transpose(0, 1)]),
     ]
     found = {"known": declared}
@@ -23,10 +24,13 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 def test_what_transformers_makes_of_other_tensors_is_found(rules: list[object]) -> None:
     available = ["h.0.attn.qk.weight", "h.0.q_conv.weight", "h.0.k_conv.weight", "h.1.q_conv.weight", "turned.weight"]
+    available.append("h.0.mlp.w13")
     wanted = ["h.0.attn.k.weight", "h.0.conv.weight", "h.1.conv.weight", "other.weight", "h.2.attn.q.weight"]
+    wanted.append("h.0.mlp.both")
     assert converted(wanted, available, ["NoSuchClass", "known"]) == {
         "h.0.attn.k.weight": Source(("h.0.attn.qk.weight",), 0, 1, 2),
         "h.0.conv.weight": Source(("h.0.q_conv.weight", "h.0.k_conv.weight"), 0),
+        "h.0.mlp.both": Source(("h.0.mlp.w13",), 1, alternate=True),
     }
     assert converted(wanted, available, ["unknown"]) == {}
 
@@ -45,6 +49,9 @@ def test_values_are_those_of_transformers_operations(rules: list[object]) -> Non
     parts = [torch.randn(2, 3), torch.randn(4, 3)]
     joined = Concatenate(dim=0).convert({"a": parts[0], "b": parts[1]}, ["a", "b"], ["y"])
     assert torch.equal(Source(("a", "b")).of(parts), joined["y"])
+    pairs = torch.randn(2, 6, 3)
+    expected = Interleave(dim=1).convert({"x": pairs}, ["x"], ["y"])
+    assert torch.equal(Source(("x",), 1, alternate=True).of([pairs]), expected["y"])
 
 
 def test_a_scalar_is_itself() -> None:

@@ -166,3 +166,15 @@ def test_sdpa_keeps_its_options(grouped: bool, options: dict[str, Any]) -> None:
     assert call["scale"] == options.get("scale")
     assert result.count(torch.ops.onboard.torch_attention_repeat_kv) == 0
     assert worst_error(result, module, _heads) < 1e-6
+
+
+class _WithinTokens(nn.Module):
+    """A token's queries attend to vectors of the same token."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_attention_within_each_token_is_no_attention_to_tokens() -> None:
+    result = transform(["match_sdpa_to_torch_attention"], _WithinTokens(), _heads(2, 5))
+    assert result.matches["match_sdpa_to_torch_attention"] == 0

@@ -72,7 +72,8 @@ def attention(
                         seen[j] = False
                 if options.alibi_slopes is not None:
                     bias += float(options.alibi_slopes[n]) * (torch.arange(sk, dtype=torch.float64) - position)
-                sink = -math.inf if options.sinks is None else float(options.sinks[n])
+                sinks = options.sinks if options.sinks is None or options.sinks.dim() == 1 else options.sinks[b, i]
+                sink = -math.inf if sinks is None else float(sinks[n])
                 group = n * kv_heads // heads
                 out[b, i, n] = attend_row(
                     query[b, i, n], key[b, :, group], value[b, :, group], seen, bias, sink, options

@@ -108,6 +108,14 @@ def test_long_queries_are_worked_off_in_blocks(monkeypatch: pytest.MonkeyPatch) 
     assert relative_error(ops.torch_attention(q, k, v, mask, sinks=sinks, logit_cap=5.0), whole) < 1e-7
 
 
+def test_each_query_may_bring_sinks_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = qkv(sq=7, sk=9)
+    sinks = torch.randn(2, 7, 4)
+    monkeypatch.setattr(source, "SCORES_AT_ONCE", 2 * 4 * 9 * 3)  # three rows at a time
+    expected = attention(q, k, v, Options(sinks=sinks))
+    assert relative_error(ops.torch_attention(q, k, v, sinks=sinks), expected) < 1e-6
+
+
 def hf_mask(sq: int, sk: int) -> torch.Tensor:
     return torch.full((sq, sk), torch.finfo(torch.float32).min).triu(sk - sq + 1)[None, None]
 

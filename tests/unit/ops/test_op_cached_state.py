@@ -259,6 +259,17 @@ def _relative(window: int | None) -> Mechanism:
     )
 
 
+def _relative_with_sinks() -> Mechanism:
+    """Sinks that each query brings."""
+    return Mechanism(
+        lambda *x: ops.torch_relative_attention(*x[:4], 0.4, x[4], 3),
+        lambda *x: torch_cached_relative_attention(*x[:4], *_pages(x[5]), x[6][..., :5], x[6][..., 5:], 0.4, x[4], 3),
+        [(4, 5), (2, 5), (2, 3), (4, 6), (4,)],
+        (2, PAGE, 8),
+        paged=True,
+    )
+
+
 def _dynamic_mask(keep: int) -> Mechanism:
     """A page holds keys, values and biases side by side."""
     return Mechanism(
@@ -330,6 +341,7 @@ MECHANISMS = {
     "windowed mla": lambda: _windowed_mla(3),
     "attention to blocks": lambda: _sparse(2, 3, weighted=False),
     "attention to many blocks": lambda: _sparse(9, 2, weighted=True),
+    "relative attention with sinks of queries": _relative_with_sinks,
     "relative attention": lambda: _relative(None),
     "relative attention in a window": lambda: _relative(4),
     "dynamic mask": lambda: _dynamic_mask(3),

@@ -90,6 +90,22 @@ def test_biases_bounds_and_the_offset_are_those_of_hugging_face() -> None:
     assert relative_error(actual, experts(x, selected, routing)) < 1e-6
 
 
+def test_gate_and_up_may_have_caps() -> None:
+    x, (selected, routing) = torch.randn(TOKENS, HIDDEN), _routing()
+    w1, w2, w3 = _weights(INTERMEDIATE, HIDDEN), _weights(HIDDEN, INTERMEDIATE), _weights(INTERMEDIATE, HIDDEN)
+    actual = ops.torch_moe(x, selected, routing, w1, w2, w3, gate_cap=0.7, up_cap=0.4)
+    expected = torch.zeros(x.shape, dtype=torch.float64)
+    for token, slot in [(i, j) for i in range(TOKENS) for j in range(TOP)]:
+        expert = int(selected[token, slot])
+        gate, up = (weight[expert].double() @ x[token].double() for weight in (w1, w3))
+        hidden = 0.7 * torch.tanh(gate / 0.7) / (1 + torch.exp(-gate)) * 0.4 * torch.tanh(up / 0.4)
+        expected[token] += routing[token, slot].double() * (w2[expert].double() @ hidden)
+    assert relative_error(actual, expected) < 1e-6
+    stacked = (torch.stack([torch.cat(pair) for pair in zip(w3, w1, strict=True)]), torch.stack(w2))
+    fused = ops.torch_moe_fused(x, selected, routing, *stacked, gate_cap=0.7, up_cap=0.4)
+    assert relative_error(fused, expected) < 1e-6
+
+
 def test_registration_is_sound() -> None:
     x, (selected, routing) = torch.randn(TOKENS, HIDDEN), _routing()
     w1, w2, w3 = _weights(INTERMEDIATE, HIDDEN), _weights(HIDDEN, INTERMEDIATE), _weights(INTERMEDIATE, HIDDEN)
