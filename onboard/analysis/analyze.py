@@ -256,7 +256,8 @@ def _classify(
         return gated
     same_class = [item for item in model.modules() if type(item) is type(module)]
     norms = [probe.probe_norm(item) for item in same_class]
-    if all(norm is not None for norm in norms):
+    weightless = {norm is not None and "weightless" in norm.parameters for norm in norms}  # a class may be both
+    if all(norm is not None for norm in norms) and len(weightless) == 1:
         found = next((n for n in norms if n is not None and n.parameters.get("per_head")), norms[0])
         assert found is not None
         if found.kind == "layernorm" and _made_with_tuple(type(module)):
