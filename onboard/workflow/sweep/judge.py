@@ -66,12 +66,12 @@ def load_transformers(checkpoint: Path) -> nn.Module:
     options = {"attn_implementation": "eager", "local_files_only": True, "trust_remote_code": False}
     with without_missing_towers():
         model = model_class.from_pretrained(checkpoint, dtype=torch.float32, **options)
-    return model.eval()
+    return model.eval()  # type: ignore[no-any-return]
 
 
 def _compare(ours: LLM, theirs: nn.Module, verdict: Verdict, seed: int) -> None:
     """Fill in the verdict."""
-    config: PretrainedConfig = theirs.config  # type: ignore[assignment]
+    config: PretrainedConfig = theirs.config
     places = set(_places(config.to_dict()))
     words = [token for token in range(config.get_text_config(decoder=True).vocab_size) if token not in places]
     prompts = draw_prompts(ours.engine.capacity, words, seed)
