@@ -66,7 +66,7 @@ def load_transformers(checkpoint: Path) -> nn.Module:
     options = {"attn_implementation": "eager", "local_files_only": True, "trust_remote_code": False}
     with without_missing_towers():
         model = model_class.from_pretrained(checkpoint, dtype=torch.float32, **options)
-    return model.eval()
+    return model.eval()  # type: ignore[no-any-return]
 
 
 def _compare(ours: LLM, theirs: nn.Module, verdict: Verdict, seed: int) -> None:

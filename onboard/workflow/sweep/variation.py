@@ -123,7 +123,7 @@ def _plus(values: dict[str, Any], pattern: re.Pattern[str], amount: int) -> Aspe
     return _named(values, pattern, lambda value: max(value + amount, min(value, 2)))
 
 
-def _named(values: dict[str, Any], pattern: re.Pattern[str], change: Callable[[Any], Any], kind: type = int) -> Aspect:
+def _named(values: dict[str, Any], pattern: re.Pattern[str], change: Callable[[Any], Any], kind: Any = int) -> Aspect:
     """Change every field whose name matches, where it is a number above zero."""
     numbers = {name: value for name, value in values.items() if type(value) is kind and value > 0}
     found = {name: change(value) for name, value in numbers.items() if pattern.fullmatch(name)}
