@@ -132,12 +132,13 @@ def _is_in_checkpoint(subject: Subject, call: ast.Call) -> bool:
 def _sliced_once(subject: Subject) -> Outcome:
     """Positions may scale a layer's queries; its tables are those that it is given."""
     inner = {block.class_name for block in subject.blocks("attention", "decoder_layer", "mlp")}
-    rotary = {block.class_name for block in subject.blocks("rotary")}
+    forwards = subject.model.forwards()
+    rotary = {name for name in forwards.keys() - inner if "position_ids" in {a.arg for a in parameters(forwards[name])}}
     made = [node for node in subject.model.all(ast.Assign) if _makes(node.value, rotary)]
     modules = {f"self.{target.attr}" for node in made for target in node.targets if isinstance(target, ast.Attribute)}
     found = [
         node
-        for name, forward in subject.model.forwards().items()
+        for name, forward in forwards.items()
         if name in inner
         for node in subject.model.all(ast.AST, forward)
         if _slices(node, modules)

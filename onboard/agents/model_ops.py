@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
+from onboard.agents.dataflow import Dataflow
 from onboard.agents.source import Outcome, Source, definitions, dotted, forbid
 from onboard.agents.subject import Subject, contract, style
 from onboard.agents.written_out import Spot, written_out
@@ -17,6 +18,7 @@ _OPS_OF_KIND = {
 }
 _ROTATIONS = {"apply_rotary_pos_emb", "rotate_half"}
 """Functions that compute what a canonical op of RoPE is there for."""
+_REPEATS = {"repeat_interleave"}
 _BACK_ENDS = ("triton", "flashinfer", "fla", "trtllm", "cutlass")
 
 
@@ -100,8 +102,22 @@ def _no_attention_variants(subject: Subject) -> Outcome:
 
 
 def _no_repeat(subject: Subject) -> Outcome:
-    repeats = {"repeat_kv", "repeat_interleave", "torch_attention_repeat_kv"}
-    return forbid(subject.model, subject.model.calls(lambda name: name.rpartition(".")[2] in repeats))
+    """What is repeated for something else, like tables of RoPE for pairs of channels, is no key and no value."""
+    found: list[ast.AST] = []
+    for function in subject.model.all(ast.FunctionDef):
+        flow = Dataflow(function)
+        attention = [
+            call for call, op in _ops(subject.model, function).items() if "attention" in op and len(call.args) > 2
+        ]
+        into = {name for call in attention for arg in call.args[1:3] for name in flow.sources(arg)}
+        repeats = subject.model.calls(lambda name: _last(name) in _REPEATS, function)
+        found += [call for call in repeats if dotted(call.func) in into]
+    named = subject.model.calls(lambda name: _last(name) in ("repeat_kv", "torch_attention_repeat_kv"))
+    return forbid(subject.model, [*found, *named])
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 MODEL_OPS = [

@@ -57,9 +57,17 @@ def _allowed_imports(subject: Subject) -> Outcome:
     unknown = [
         node
         for node, names in _imported(subject.model).items()
-        if not all(_ALLOWED_IMPORTS.match(name) or _MODEL_FILE.search(name) for name in names)
+        if not (all(_ALLOWED_IMPORTS.match(name) or _MODEL_FILE.search(name) for name in names) or _only_asks(node))
     ]
     return forbid(subject.model, unknown)
+
+
+def _only_asks(node: ast.stmt) -> bool:
+    """Whether an import is of nothing but questions to transformers about what is installed."""
+    match node:
+        case ast.ImportFrom(module="transformers.utils", names=aliases):
+            return all(alias.name.startswith("is_") for alias in aliases)
+    return False
 
 
 def _nothing_reached(subject: Subject) -> Outcome:
@@ -75,7 +83,7 @@ def _reaches(node: ast.AST) -> bool:
             return name in _DYNAMIC | _REACHING or (name.startswith("__") and name.endswith("__"))
         case ast.Attribute(attr=name):
             return name in {"eval", "exec", *_REACHING} or (_is_special(name) and name != "__init__")
-        case ast.ImportFrom(names=aliases):
+        case ast.ImportFrom(names=aliases):  # the module's own name is judged by T03
             return any(part in _REACHING for alias in aliases for part in alias.name.split("."))
     return False
 

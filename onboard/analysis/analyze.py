@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis import loops, mixers, probe, repository
+from onboard.analysis.apart import check_batch, check_causality
 from onboard.analysis.biases import position_bias
 from onboard.analysis.block_indexers import probe_block_indexer
 from onboard.analysis.composite import is_under, unused_parts
@@ -29,14 +30,11 @@ from onboard.analysis.source import location, module_source, sources_hash, sourc
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, RepositoryCode, Trait
 from onboard.analysis.texts import check_rows
 from onboard.analysis.tiny import (
-    VOCABULARY,
     build_tiny,
     counts_positions,
-    from_zero,
     layer_kind_names,
     load_config,
     one_line,
-    prompt,
     prompts,
 )
 from onboard.analysis.tiny_mixers import indexer_sizes
@@ -189,32 +187,9 @@ def _record(model: nn.Module) -> list[Recording]:
                 f"canonical attention changes the logits of {type(model).__name__} (rmse ratio {error:.1e})"
             )
         recordings.append(recording)
-    _check_causality(model)
-    _check_batch(model)
+    check_causality(model)
+    check_batch(model)
     return recordings
-
-
-def _check_causality(model: nn.Module) -> None:
-    """Refuse a model in which a token changes the logits of those before it."""
-    inputs = prompts(model)[0]
-    later = {**inputs, "input_ids": inputs["input_ids"].clone()}
-    later["input_ids"][:, -1] = (later["input_ids"][:, -1] + 7) % VOCABULARY
-    with torch.no_grad():
-        one, other = (model(**item, use_cache=False).logits[:, :-1] for item in (inputs, later))
-    if not rmse_ratio(one, other) <= SAME:
-        raise OnboardError(f"{type(model).__name__} is not causal: a token changes the logits of tokens before it")
-
-
-def _check_batch(model: nn.Module) -> None:
-    """Refuse a model in which a text's logits depend on the other texts of a batch, or on whether there are any."""
-    inputs = from_zero(prompt(0, batch=3, seed=8))
-    first = {name: tensor[:1] for name, tensor in inputs.items()}
-    with torch.no_grad():
-        one, other = (model(**item, use_cache=False).logits[:1] for item in (inputs, first))
-    if not (error := rmse_ratio(one, other)) <= SAME:
-        raise OnboardError(
-            f"{type(model).__name__} gives a text other logits in a batch than alone (rmse ratio {error:.1e})"
-        )
 
 
 def _module_blocks(model: nn.Module, recording: Recording, eager: list[str]) -> list[Block]:
@@ -281,7 +256,8 @@ def _classify(
         return gated
     same_class = [item for item in model.modules() if type(item) is type(module)]
     norms = [probe.probe_norm(item) for item in same_class]
-    if all(norm is not None for norm in norms):
+    weightless = {norm is not None and "weightless" in norm.parameters for norm in norms}  # a class may be both
+    if all(norm is not None for norm in norms) and len(weightless) == 1:
         found = next((n for n in norms if n is not None and n.parameters.get("per_head")), norms[0])
         assert found is not None
         if found.kind == "layernorm" and _made_with_tuple(type(module)):

@@ -72,6 +72,9 @@ def _norm_candidates(module: nn.Module, eps_name: str) -> Iterator[Candidate]:
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     if weight is None:
         yield "l2norm", {}, lambda x: ops.torch_l2norm(x, eps)
+        if bias is None:
+            ones = {"unit_offset": False, "weightless": True}
+            yield "rmsnorm", ones, lambda x: ops.torch_rmsnorm(x, x.new_ones(x.shape[-1]), eps)
     elif weight.dim() == 1 and bias is None:
         yield "rmsnorm", {"unit_offset": False}, lambda x: ops.torch_rmsnorm(x, weight, eps)
         yield "rmsnorm", {"unit_offset": True}, lambda x: ops.torch_rmsnorm(x, 1.0 + weight, eps)

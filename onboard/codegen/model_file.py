@@ -18,6 +18,7 @@ from onboard.analysis.tiny import build_tiny, load_config, one_line
 from onboard.codegen.config_class import plain_config_class
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
+from onboard.codegen.plain_names import with_plain_names
 from onboard.codegen.render import render
 from onboard.codegen.translate import causal, chosen, experts
 from onboard.codegen.translate.blocks import NORMS, Recognised
@@ -74,7 +75,7 @@ def generate_model_file(spec: ModelSpec) -> str:
         config_class=spec.config_class,
         first_position=first_position_expression(spec, "config"),
     )
-    return format_python(text)
+    return format_python(with_plain_names(text))
 
 
 def _parts(translator: Translator, spec: ModelSpec) -> tuple[list[MethodText], list[str], list[str]]:

@@ -50,11 +50,3 @@ def rewrite_attention(gm: fx.GraphModule, node: fx.Node, **changes: Any) -> fx.N
     """Insert a copy of the attention call `node` before it with some arguments changed, and return the copy."""
     values = {**arguments(node), **changes}
     return call(gm, node, ATTENTION, *values.values(), like=node)
-
-
-def is_within_tokens(node: fx.Node) -> bool:
-    """Whether queries and keys [batch, tokens, count, dim] of an sdpa call are of one token each: none mix."""
-    named = arguments(node)
-    sizes = [named[name].meta["val"].shape for name in ("query", "key")]
-    tokens = all(len(size) == 4 and isinstance(size[1], torch.SymInt) and isinstance(size[2], int) for size in sizes)
-    return tokens and named["attn_mask"] is None and not named["is_causal"]

@@ -9,7 +9,6 @@ import torch
 from torch import fx, nn
 
 from onboard.errors import NoCachedFormError, OnboardError
-from onboard.graph.attention import is_within_tokens
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import graph_modules, is_op, nodes_of
 from onboard.graph.patterns import CASTS, aten
@@ -33,10 +32,7 @@ def _attention_is_canonical(module: nn.Module, context: TransformContext) -> Non
 def _plain_attention(gm: fx.GraphModule) -> list[fx.Node]:
     """Return attention that is not canonical: sdpa calls, and softmax results that go into a matrix product."""
     written_out = [node for node in nodes_of(gm, aten.softmax, aten._softmax) if _feeds_product(node)]
-    return [
-        *(node for node in nodes_of(gm, aten.scaled_dot_product_attention) if not is_within_tokens(node)),
-        *written_out,
-    ]
+    return [*nodes_of(gm, aten.scaled_dot_product_attention), *written_out]
 
 
 def _feeds_product(node: fx.Node) -> bool:

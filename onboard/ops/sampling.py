@@ -72,5 +72,5 @@ def _kept(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor
 def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
     """Return for each row the index at which its cumulated weights pass `uniform` times their sum."""
     cumulated = weights.double().cumsum(-1)
-    target = uniform[:, None] * cumulated[:, -1:]
-    return torch.searchsorted(cumulated, target, right=True)[:, 0].clamp_max(weights.shape[-1] - 1)
+    target = uniform[:, None] * cumulated[:, -1:]  # less than the sum: 1 - 2^-53 times a number is never rounded to it
+    return torch.searchsorted(cumulated, target, right=True)[:, 0]

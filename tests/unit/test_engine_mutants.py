@@ -43,11 +43,11 @@ sys.path.insert(0, "tests")
 from dataclasses import replace
 from engine_areas import AREAS
 from engine_mutants import ROOT, outcome
-path = ROOT / "onboard/ops/norm.py"
+path = ROOT / "onboard/ops/state.py"
 text = path.read_text()
-wrong = text.replace("+ eps", "- eps")
+wrong = text.replace("kv_lens == 1", "kv_lens == 2")
 assert wrong != text
-near, far = (replace(AREAS["layers"], tests=(f"ops/test_op_{name}.py",)) for name in ("norm", "rope"))
+near, far = (replace(AREAS["recurrences"], tests=(f"ops/test_op_{name}.py",)) for name in ("cached_state", "rope"))
 cases = (near, text), (near, wrong), (far, wrong), (near, "import nothing")
 found = [outcome(area, path, each) for area, each in cases]
 assert found == ["survived", "killed", "survived", "does not load"], found

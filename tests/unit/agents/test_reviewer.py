@@ -60,7 +60,12 @@ VIOLATIONS = [
     Violation("M11", MODEL, "sin: torch.Tensor) -> torch.Tensor:", "sin, inputs_embeds=None) -> torch.Tensor:"),
     Violation("M11", MODEL, "sin: torch.Tensor) -> torch.Tensor:", "sin, **kwargs) -> torch.Tensor:"),
     Violation("M08", MODEL, '"cos", angles.cos() * scaling, persistent=False', '"cos", angles.cos() * scaling'),
-    Violation("M09", MODEL, "sin: torch.Tensor) -> torch.Tensor:", "sin, position_ids) -> torch.Tensor:"),
+    Violation(
+        "M09",
+        MODEL,
+        "sin: torch.Tensor) -> torch.Tensor:\n        batch",
+        "sin, position_ids) -> torch.Tensor:\n        cos, sin = cos[position_ids], sin[position_ids]\n        batch",
+    ),
     Violation("M10", MODEL, "self.q_proj", "self.query_proj"),
     Violation("M10", MODEL, "bias=config.mlp_bias", "bias=True"),
     Violation("P01", MODEL, NORM, "hidden_states * self.weight * self.variance_epsilon"),

@@ -178,3 +178,5 @@ class _WithinTokens(nn.Module):
 def test_attention_within_each_token_is_no_attention_to_tokens() -> None:
     result = transform(["match_sdpa_to_torch_attention"], _WithinTokens(), _heads(2, 5))
     assert result.matches["match_sdpa_to_torch_attention"] == 0
+    assert result.count(ATTENTION) == result.count(torch.ops.aten.scaled_dot_product_attention) == 0
+    assert worst_error(result, _WithinTokens(), _heads) < 1e-6

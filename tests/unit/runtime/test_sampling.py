@@ -83,6 +83,14 @@ def test_of_equals_on_the_border_the_first_are_kept(options: dict[str, float], k
     assert sorted(set(chosen)) == list(range(kept))
 
 
+def test_the_largest_uniform_number_takes_the_last_token_that_counts() -> None:
+    """Whatever the sum of the weights is, to which the number times it must not be rounded."""
+    logits = torch.randn(2000, VOCABULARY)
+    logits[:, -1] = -torch.inf
+    uniform = torch.full((2000,), 1 - 2.0**-53, dtype=torch.float64)
+    assert set(_choose(logits, [SamplingParams()] * 2000, uniform)) == {VOCABULARY - 2}
+
+
 def test_greedy_is_the_first_of_the_likeliest() -> None:
     logits = torch.randn(5, VOCABULARY)
     logits[2, 3] = logits[2, 7] = 9.0
