@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 _COMMON = ("--line-length", "120", "--target-version", "py311", "--isolated", "--stdin-filename", "generated.py", "-")
-_OWN_IMPORTS = ("--config", 'lint.isort.known-first-party = ["onboard"]')
+# Folders where the process happens to be are no packages: a folder `pytest` there must not move the import of pytest.
+_OWN_IMPORTS = ("--config", 'lint.isort.known-first-party = ["onboard"]', "--config", "src = []")
 _GAP_AFTER_SUPER = re.compile(r"^( +super\(\)\.__init__\(\)\n)\n+(?= )", re.MULTILINE)
 
 
