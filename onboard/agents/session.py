@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from onboard.agents.comparison import Kind, Observed, Passage, passages
 from onboard.agents.held_out import stories
 from onboard.agents.media import MediaPrompt, media_prompts
-from onboard.agents.run_prompts import LONG_TOKENS, Prompt, build_prompts, long_length, long_prompt
+from onboard.agents.run_prompts import LONG_TOKENS, Prompt, build_prompts, long_length, long_prompt, up_to_repeat
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.checkpoint import Checkpoint
@@ -43,9 +44,11 @@ class Session:
     notes: list[str]
     """What the long prompt does not reach."""
     passages: list[Passage] = field(default_factory=list)
+    distinct: bool = False
+    """Texts are compared up to their first repeated token."""
 
     @classmethod
-    def start(cls, config: RuntimeConfig, root: Path) -> Session:
+    def start(cls, config: RuntimeConfig, root: Path, distinct: bool = False) -> Session:
         """Build the model as users do, through `LLM`, with room for a prompt that passes the model's thresholds."""
         files = open_source(config.model, revision=config.revision).files()
         context = make_context(files, config, root=root, model=config.model)
@@ -59,8 +62,10 @@ class Session:
         if length > (room := llm.engine.capacity - LONG_TOKENS):
             notes.append(f"the long prompt has {room:,} tokens, not {length:,}: the cache has no room for more")
             length = max(1, room)
-        ids = long_prompt(llm.engine.tokenizer, files, text_tokens(context.factory.config), length)
-        return cls(llm, context, seconds, ids, notes)
+        ids = long_prompt(llm.engine.tokenizer, files, text_tokens(context.factory.config), length, distinct)
+        if len(ids) < length:
+            notes.append(f"the long prompt has {len(ids):,} tokens, not {length:,}: there are no more different ones")
+        return cls(llm, context, seconds, ids, notes, distinct=distinct)
 
     def settings(self) -> dict[str, Any]:
         """Return what the run's "auto" settings came to."""
@@ -82,7 +87,7 @@ class Session:
         engine = self.llm.engine
         room = min(self.context.runtime.max_seq_len, engine.capacity)
         files, words = self.context.factory.checkpoint, text_tokens(self.context.factory.config)
-        prompts = build_prompts(engine.tokenizer, files, words, max(1, room // 2), facts)
+        prompts = build_prompts(engine.tokenizer, files, words, max(1, room // 2), facts, self.distinct)
         longest = max(len(prompt.token_ids) for prompt in prompts)
         before, start = engine.stats.graph_replays, time.perf_counter()
         records = self._generate(prompts, max(1, min(MAX_NEW_TOKENS, room - longest)))
@@ -117,7 +122,7 @@ class Session:
         """Return the logits that are compared with transformers'; nothing can be generated after."""
         self._read_long_prompt()
         media = self._read_media()
-        self.passages += [Passage("text", ids) for ids in self._held_out()]
+        self.passages += [Passage("text", ids) for ids in self._held_out() if len(ids) > 1]
         prefill = [self.llm.logits(passage.ids)[passage.asked.rows] for passage in self.passages]
         self.passages += [passage for passage, _ in media]
         return Observed(self.passages, [*prefill, *(rows for _, rows in media)], self._decoded())
@@ -128,13 +133,20 @@ class Session:
         self.passages += self._read("long prompt", self.long_ids, output.token_ids)
 
     def _read(self, kind: Kind, prompt: list[int], output: list[int]) -> list[Passage]:
-        return passages(kind, prompt, self._text_of(kind, output), self.llm.engine.rope)
+        return passages(kind, prompt, self._text_of(kind, prompt, output), self.llm.engine.rope)
 
-    def _text_of(self, kind: Kind, output: list[int]) -> list[int]:
+    def _text_of(self, kind: Kind, prompt: list[int], output: list[int]) -> list[int]:
         """Return the tokens that transformers reads as text, and the first that it does not, if there is one."""
         text = up_to_special(output, special_tokens(self.context.factory.config))
         if left := len(output) - len(text):
             self.notes.append(f"{left} of {len(output)} tokens after a {kind} come behind one that is no text")
+        return self._without_repeats(kind, text, prompt)
+
+    def _without_repeats(self, kind: Kind, tokens: list[int], prompt: Sequence[int] = ()) -> list[int]:
+        """Return the tokens, where repeated ones cannot be compared up to the first that comes twice."""
+        text = up_to_repeat(prompt, tokens) if self.distinct else tokens
+        if left := len(tokens) - len(text):
+            self.notes.append(f"{left} of {len(tokens)} tokens of a {kind} come behind a repeated one")
         return text
 
     def _read_media(self) -> list[tuple[Passage, torch.Tensor]]:
@@ -153,7 +165,7 @@ class Session:
         params = SamplingParams(max_tokens=LONG_TOKENS, temperature=0.0, ignore_eos=True, logprobs=vocabulary)
         [output] = self.llm.generate({"prompt_token_ids": prompt.ids, "processed": prompt.inputs}, params)
         assert output.logprobs is not None
-        tokens = self._text_of("media", output.token_ids)
+        tokens = self._text_of("media", prompt.ids, output.token_ids)
         ids, inputs = [*prompt.ids, *tokens[:-1]], prompt.followed_by(len(tokens) - 1)
         steps = output.logprobs[: len(tokens)]
         rows = torch.tensor([[step[token] for token in range(vocabulary)] for step in steps])
@@ -167,7 +179,8 @@ class Session:
             assert tokenizer is not None
             if sum(map(len, found)) < TEXT_TOKENS:
                 found.append(tokenizer.encode(story)[: min(STORY_TOKENS, self.llm.engine.capacity)])
-        return [ids for ids in found if len(ids) > 1]
+        texts = [self._without_repeats("text", ids) for ids in found if len(ids) > 1]
+        return [ids[:-1] if self.distinct and ids[-1] in ids[:-1] else ids for ids in texts]
 
     def _decoded(self) -> list[torch.Tensor]:
         """Return the logits of the prompts with their outputs, the last tokens decoded in a batch that they join."""

@@ -192,9 +192,11 @@ def summary(runs: dict[str, dict[str, Any]]) -> str:
 
 
 def _overrides(context: RunContext, dtype: str | None = None) -> list[str]:
-    """Return the device and dtype that the user asked for, as arguments of the agent."""
+    """Return the agent's arguments that are the user's (device and dtype) or the model's."""
     asked = {"--device": context.options.device, "--dtype": dtype or context.options.dtype}
-    return [word for name, value in asked.items() if value != "auto" for word in (name, value)]
+    words = [word for name, value in asked.items() if value != "auto" for word in (name, value)]
+    # As a probe of transformers' model found: it takes any of equals, and which ones hangs on the text's length.
+    return words + (["--distinct"] if "repeated_tokens" in context.spec.traits else [])
 
 
 def _read_result(output: Path, code: int) -> dict[str, Any]:

@@ -20,8 +20,10 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma3nTextConfig, LlamaConfig, LlamaForCausalLM, ZambaConfig
 from warm import Warm
 
+from onboard.agents.comparison import Observed, Passage
 from onboard.agents.run_agent import run
 from onboard.agents.run_prompts import LONG_TOKENS
+from onboard.agents.session import Session
 from onboard.analysis.spec import LayerKind
 from onboard.config import RuntimeConfig
 from onboard.content import CONTENT_ROOT
@@ -78,7 +80,7 @@ def _edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None])
 
 
 def _run(checkpoint: Path, root: Path, **changes: Any) -> dict[str, Any]:
-    options = {name: changes.pop(name) for name in ("num_hidden_layers",) if name in changes}
+    options = {name: changes.pop(name) for name in ("num_hidden_layers", "distinct") if name in changes}
     config = {"model": str(checkpoint), "device": "cpu", "dtype": "float32", "max_seq_len": 64, "max_num_tokens": 64}
     return run(RuntimeConfig.model_validate(config | changes), root, **options)
 
@@ -118,6 +120,26 @@ def test_random_weights_make_text_that_is_as_unlikely_as_transformers(tmp_path: 
     assert "transformers' 2" in result["text"]["reason"]
     assert [prompt["chat"] for prompt in result["prompts"]] == [False] * 4 + [True]
     assert result["prompts"][4]["prompt"].startswith("<user>")
+
+
+def test_texts_without_repeats_are_compared_where_repeated_tokens_are_arbitrary(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Passage] = []
+    observe = Session.observe
+
+    def noted(session: Session) -> Observed:
+        observed = observe(session)
+        seen.extend(observed.passages)
+        return observed
+
+    monkeypatch.setattr(Session, "observe", noted)
+    result = _run(DEMO, root, max_seq_len=256, distinct=True)
+    assert result["status"] == "success", result["error"]
+    assert {passage.kind for passage in seen} == {"prompt", "long prompt", "text"}
+    assert all(len(set(passage.ids)) == len(passage.ids) for passage in seen)
+    assert any("repeated" in fact for fact in result["facts"])
+    assert any("come behind a repeated one" in note for note in result["comparison"]["notes"])
 
 
 def test_without_a_tokenizer_prompts_are_token_ids(random_checkpoint: Path, root: Path) -> None:
