@@ -177,7 +177,7 @@ class _Run:
         self.observer = observer
         self.versions = current_versions()
         self.state = _fresh_state(context) if fresh else _load_state(context)
-        context.files.written = self.state.written
+        context.files.written, context.files.remember = self.state.written, self._save_state
         self.state.versions = self.versions
         self.from_ = from_
         self.forced = fresh
@@ -342,6 +342,11 @@ class _Run:
     def _save(self, records: dict[str, PhaseRecord]) -> None:
         if records and not self.context.options.dry_run:
             self.state.phases |= records
+            self._save_state()
+
+    def _save_state(self) -> None:
+        """Write the state, but not while writes are held back: it is written before they are."""
+        if not self.context.files.held and not self.context.options.dry_run:
             self.context.files.write(self.context.artifact(STATE_FILE), self.state.text())
 
     def _log(self, outcome: PhaseOutcome) -> None:

@@ -34,10 +34,12 @@ class FileWriter:
     """Folder for unfinished files, on the root's file system; None: beside each file."""
     root: Path | None = None
     """What the names in `written` are relative to; None: they are absolute."""
-    written: dict[str, str] = field(default_factory=dict)
-    """The sha256 that each file had when this model's runs last `put` it."""
+    written: dict[str, list[str]] = field(default_factory=dict)
+    """Every sha256 that this model's runs `put` a file with, the last one last."""
     written_by_others: Callable[[], dict[str, set[str]]] = dict
     """The same for the runs of all models, read when it is asked for."""
+    remember: Callable[[], None] = lambda: None
+    """Called when `written` has grown, before the file is there: other runs never see one that no run owns up to."""
     replacing: bool = False
     """`put` replaces what is not as it was left, and keeps the old file beside the new one."""
     replaced: list[Replaced] = field(default_factory=list)
@@ -59,21 +61,32 @@ class FileWriter:
             return False
         if theirs and not self.dry_run:
             self._set_aside(path, text)
+        self._own(path, hashlib.sha256(text.encode()).hexdigest())
         self.write(path, text)
-        self.written[self._name(path)] = hashlib.sha256(text.encode()).hexdigest()
         return True
 
     def claim(self, path: Path) -> None:
         """Take a file for one that this run wrote: it is what the run would write."""
         if (digest := self.digest(path)) is not None:
-            self.written[self._name(path)] = digest
+            self._own(path, digest)
 
     def is_users(self, path: Path) -> bool:
-        """Tell whether a file is there that is not as the last run that `put` it left it."""
+        """Tell whether a file is there that is not as some run, of whichever model, `put` it."""
         digest, name = self.digest(path), self._name(path)
-        if digest is None or digest == self.written.get(name):
+        if digest is None or digest in self.written.get(name, ()):
             return False
         return digest not in self.written_by_others().get(name, ())
+
+    def is_anothers(self, path: Path) -> bool:
+        """Tell whether a file is there that the run of another model `put` after this model's runs did."""
+        last = self.written.get(self._name(path), [])[-1:]
+        return self.digest(path) not in (None, *last) and not self.is_users(path)
+
+    def _own(self, path: Path, digest: str) -> None:
+        digests = self.written.setdefault(self._name(path), [])
+        if digest not in digests[-1:]:
+            digests[:] = [*(known for known in digests if known != digest), digest]
+            self.remember()
 
     def _set_aside(self, path: Path, text: str) -> None:
         old = path.read_text(encoding="utf-8")

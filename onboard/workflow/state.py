@@ -45,21 +45,28 @@ class RunState(_Record):
     model: str
     versions: dict[str, str] = Field(default_factory=dict)
     phases: dict[str, PhaseRecord] = Field(default_factory=dict)
-    written: dict[str, str] = Field(default_factory=dict)
-    """The sha256 that each file, relative to the root, had when this model's runs last wrote it."""
+    written: dict[str, list[str]] = Field(default_factory=dict)
+    """Every sha256 that this model's runs wrote a file with, by its path relative to the root; the last one last."""
 
     @classmethod
     def load(cls, work_dir: Path, model: str) -> RunState:
         """Return the recorded state, or a fresh one when nothing ran yet."""
         path = work_dir / STATE_FILE
         try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+            state = cls.model_validate_json(path.read_text(encoding="utf-8"))
+            return state if "written" in state.model_fields_set else state._with_what_phases_left()
         except FileNotFoundError:
             return cls(model=model)
         except (ValidationError, ValueError, OSError) as error:
             raise OnboardError(
                 f"{path} is not a state of this version", hint="Run with --fresh to start over"
             ) from error
+
+    def _with_what_phases_left(self) -> RunState:
+        """Return the state of a release that did not say what it wrote: all but a config, which it may have kept."""
+        artifacts = [item for phase in self.phases.values() for item in phase.artifacts.items()]
+        left = {made.path: [made.sha256] for name, made in artifacts if name != "config" and made.sha256}
+        return self.model_copy(update={"written": left})
 
     def text(self) -> str:
         """Return the state as JSON."""
@@ -74,8 +81,8 @@ def written_under(folder: Path) -> dict[str, set[str]]:
             written = RunState.load(path.parent, "").written
         except OnboardError:  # said to whoever runs that model
             continue
-        for name, digest in written.items():
-            digests.setdefault(name, set()).add(digest)
+        for name, found in written.items():
+            digests.setdefault(name, set()).update(found)
     return digests
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from onboard.errors import OnboardError
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
-from onboard.workflow.phases.test import model_path, test_path
+from onboard.workflow.phases.test import model_path, test_path, tests_text
 from onboard.workflow.remote import client as remote
 
 if TYPE_CHECKING:
@@ -55,15 +55,22 @@ def _review(context: RunContext) -> Review:
     from onboard.agents.reviewer import Review, review
 
     names = [model_path(context), test_path(context)]
+    model, tests = context.files.read(context.root / names[0]), _tests(context)
     if context.spec.repository:
-        model, tests = (context.files.read(context.root / path) for path in names)
         arguments = {"spec": context.spec.to_yaml(), "model": model, "tests": tests, "names": list(map(str, names))}
         return Review.from_json(remote.call(context, "review", **arguments))
     with tempfile.TemporaryDirectory() as folder:
         paths = []
-        for path in names:
+        for path, text in zip(names, (model, tests), strict=True):
             copy = Path(folder, path)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(context.files.read(context.root / path), encoding="utf-8")
+            copy.write_text(text, encoding="utf-8")
             paths.append(copy)
         return review(paths[0], paths[1], context.spec, root=Path(folder))
+
+
+def _tests(context: RunContext) -> str:
+    """Return the tests of the run's model: where a relative's run has put its own meanwhile, those that it replaced."""
+    path = context.root / test_path(context)
+    text = context.files.read(path)  # before it is asked whose it is, as that may change at any moment
+    return tests_text(context) if context.files.is_anothers(path) else text

@@ -15,6 +15,7 @@ from typing import Any
 from onboard.codegen.render import TEST_TEMPLATE
 from onboard.content import content_path
 from onboard.errors import OnboardError
+from onboard.workflow.lock import WORK, exclusive
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.pytest_run import RunPytest, run_pytest
 from onboard.workflow.remote import client as remote
@@ -40,15 +41,11 @@ class TestPhase(Phase):
 
     def run(self, context: RunContext) -> PhaseResult:
         """Write and run the tests; the first that fails, bottom-up, is the error."""
-        test_file = test_path(context)
-        written = context.files.put(context.root / test_file, _text(context))
-        own_code = context.spec.repository is not None
-        local = partial(run_pytest, run_module=context.run_module)
-        with _runnable_root(context) as root:
-            gpu = context.options.device != "cpu" and not own_code  # that runs without devices
-            record = run_tests(root, test_file, gpu=gpu, run=partial(remote.run_pytest, context) if own_code else local)
-        path = model_path(context)
-        model_file = {"path": path.as_posix(), "sha256": context.files.digest(context.root / path)}
+        test_file, text, path = test_path(context), tests_text(context), model_path(context)
+        with _alone(context):
+            written = context.files.put(context.root / test_file, text)
+            model_file = {"path": path.as_posix(), "sha256": context.files.digest(context.root / path)}
+            record = _run(context, test_file)
         context.write_json("tests.json", record | {"model_file": model_file})
         tests = record["tests"]
         if failed := [test for test in tests if test["status"] == "failed"]:
@@ -64,8 +61,28 @@ class TestPhase(Phase):
         return PhaseResult(artifacts, "; ".join([_summary(tests), *kept]))
 
 
-def _text(context: RunContext) -> str:
-    """Return the tests' text; of a model that brings code, with a copy of that beside the work folder's artifacts."""
+@contextlib.contextmanager
+def _alone(context: RunContext) -> Iterator[None]:
+    """Keep runs of the family's other models from replacing the tests between their writing and their end."""
+    if context.options.dry_run:
+        yield
+        return
+    # No model's folder has a name that begins with a dot.
+    waiting = partial(context.worklog.append, "test", "waits for the tests of another model of the family")
+    with exclusive(context.root / WORK / f".tests-{context.spec.family}", waiting=waiting):
+        yield
+
+
+def _run(context: RunContext, test_file: Path) -> dict[str, Any]:
+    own_code = context.spec.repository is not None
+    gpu = context.options.device != "cpu" and not own_code  # that runs without devices
+    local = partial(run_pytest, run_module=context.run_module)
+    with _runnable_root(context) as root:
+        return run_tests(root, test_file, gpu=gpu, run=partial(remote.run_pytest, context) if own_code else local)
+
+
+def tests_text(context: RunContext) -> str:
+    """Return the generated tests; the code that a model brings is copied to the work folder for them."""
     from onboard.codegen.test_file import generate_test_file
 
     if context.spec.repository is None:

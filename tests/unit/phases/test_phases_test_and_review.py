@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from onboard.analysis.spec import ModelSpec
 from onboard.errors import OnboardError
 from onboard.hub import ModelSource
 from onboard.workflow.files import FileWriter
+from onboard.workflow.lock import exclusive
 from onboard.workflow.phase import RunContext, RunOptions
 from onboard.workflow.phases.review import ReviewPhase
 from onboard.workflow.phases.test import TestPhase, run_tests
@@ -120,6 +123,36 @@ def test_the_review_passes_a_proven_text_and_notes_its_style(make: Make, llama_f
     (noted,) = (item for item in verdict["items"] if item["verdict"] == "NOTE")
     assert [noted["id"], noted["kind"]] == ["T11", "style"]
     assert noted["evidence"][0].startswith("models/modeling_llama.py:")
+
+
+def test_the_tests_of_a_relative_are_waited_for(make: Make, warm: Warm) -> None:
+    """Two models of a family share the place of their tests: each run's own are there until they have run."""
+    context = make()
+    context.run_module = warm.run_module
+    phase = threading.Thread(target=TestPhase().run, args=[context])
+    with exclusive(context.root / ".onboard" / ".tests-llama", waiting=lambda: None):
+        phase.start()
+        phase.join(3)
+        assert phase.is_alive()
+        assert not (context.root / TEST).exists()
+    phase.join(120)
+    assert {row["status"] for row in context.read_json("tests.json")["tests"]} == {"passed"}
+
+
+def test_the_review_is_of_the_models_own_tests(make: Make, llama_files: dict[str, str]) -> None:
+    """A relative's run may have put its own since; what a user made of them is reviewed as it is."""
+    context = make()
+    path, own = context.root / TEST, llama_files[str(TEST)]
+    relatives = own.replace("CONFIG = LlamaConfig(", "CONFIG = LlamaConfig(attention_bias=True, ")
+    assert relatives != own
+    context.files.put(path, own)
+    path.write_text(relatives)
+    with pytest.raises(OnboardError, match="first E18 "):
+        ReviewPhase().run(context)
+    left = {path.as_posix(): {sha256(relatives.encode()).hexdigest()}}
+    context.files.written_by_others = lambda: left
+    ReviewPhase().run(context)
+    assert path.read_text() == relatives
 
 
 def test_the_review_fails_with_the_item_and_the_line(make: Make, llama_files: dict[str, str]) -> None:

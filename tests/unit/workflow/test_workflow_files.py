@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import json
 import os
 import threading
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -165,3 +168,51 @@ def test_a_file_that_another_models_run_left_is_no_users(tmp_path: Path) -> None
     assert not stranger.put(path, "other\n")
     relative = FileWriter(root=tmp_path, written_by_others=lambda: written_under(tmp_path / "work"))
     assert relative.put(path, "other\n")
+
+
+def test_no_run_sees_a_file_before_it_is_known_who_wrote_it(tmp_path: Path) -> None:
+    """Wherever a run is killed, what it left is not a user's: neither the old file nor the new one."""
+    path, seen = tmp_path / "file.py", list[tuple[str, int]]()
+
+    def remember() -> None:
+        seen.append((path.read_text() if path.exists() else "", len(files.written["file.py"])))
+        assert not files.is_users(path)
+
+    files = FileWriter(root=tmp_path, remember=remember)
+    for text in ("first\n", "second\n", "second\n", "first\n"):
+        files.put(path, text)
+    assert seen == [("", 1), ("first\n", 2), ("second\n", 2)]
+
+
+def test_whose_a_file_is(tmp_path: Path) -> None:
+    path = tmp_path / "file.py"
+    own, other = FileWriter(root=tmp_path), FileWriter(root=tmp_path)
+    for files, relative in ((own, other), (other, own)):
+        files.written_by_others = partial(_digests, relative)
+    assert not own.is_anothers(path)
+    own.put(path, "own\n")
+    assert (own.is_anothers(path), other.is_anothers(path)) == (False, True)
+    other.put(path, "other\n")
+    assert (own.is_anothers(path), other.is_anothers(path)) == (True, False)
+    path.write_text("a user's\n")
+    assert (own.is_anothers(path), own.is_users(path)) == (False, True)
+
+
+def _digests(files: FileWriter) -> dict[str, set[str]]:
+    return {name: set(digests) for name, digests in files.written.items()}
+
+
+def test_the_files_of_a_release_that_did_not_say_what_it_wrote_are_no_users(tmp_path: Path) -> None:
+    path, config = tmp_path / "models" / "m.py", tmp_path / "registry" / "configs" / "m.yaml"
+    for file in (path, config):
+        write_atomically(file, "old\n")
+    digest = sha256(b"old\n").hexdigest()
+    left = {"model_file": path, "config": config}
+    artifacts = {name: {"path": str(file.relative_to(tmp_path)), "sha256": digest} for name, file in left.items()}
+    phases = {"generate": {"status": "done", "input_hash": "", "artifacts": artifacts}}
+    write_atomically(tmp_path / "work" / "m" / "state.json", json.dumps({"model": "m", "phases": phases}))
+    files = FileWriter(root=tmp_path, written=RunState.load(tmp_path / "work" / "m", "m").written)
+    assert files.put(path, "new\n")
+    assert not files.put(config, "new\n")  # it may have been kept as a user's
+    path.write_text("edited\n")
+    assert not files.put(path, "newer\n")
