@@ -13,7 +13,7 @@ from transformers import LlavaConfig, Mistral3Config, VoxtralConfig
 from onboard.agents.media import media_prompts
 from onboard.agents.run_agent import run
 from onboard.agents.run_prompts import LONG_TOKENS
-from onboard.analysis.tiny import VOCABULARY, build_tiny, randomize
+from onboard.analysis.tiny import build_tiny, randomize
 from onboard.config import RuntimeConfig
 from onboard.graph.architecture import causal_lm_class
 from onboard.runtime.composite import Composite
@@ -66,7 +66,7 @@ def test_transformers_takes_the_prompt_and_its_logits_depend_on_the_image(make: 
 )
 def test_the_tiny_model_of_a_types_defaults_takes_a_small_prompt(model_type: str) -> None:
     model: Any = build_tiny(complete(default_config(model_type)))
-    [prompt] = media_prompts(model, VOCABULARY, torch.float32)
+    [prompt] = media_prompts(model, torch.float32)
     assert len(prompt.ids) < 80
     ids = torch.tensor([prompt.ids])
     with torch.no_grad():
