@@ -17,7 +17,7 @@ import onboard.ops  # noqa: F401  (registers the canonical ops)
 from onboard.modeling import AlibiSlopes, CausalLMOutput, register_causal_lm
 
 
-def _get_alibi_slopes(num_heads: int, device: torch.device) -> torch.Tensor:
+def get_alibi_slopes(num_heads: int, device: torch.device) -> torch.Tensor:
     closest_power_of_2 = 2 ** math.floor(math.log2(num_heads))
     base = torch.full((), 2 ** (-(2 ** (-(math.log2(closest_power_of_2) - 3)))), device=device, dtype=torch.float32)
     powers = torch.arange(1, 1 + closest_power_of_2, device=device, dtype=torch.int32)
@@ -33,7 +33,7 @@ def _get_alibi_slopes(num_heads: int, device: torch.device) -> torch.Tensor:
     return slopes
 
 
-def dropout_add(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+def add(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     return residual + x
 
 
@@ -113,7 +113,7 @@ class BloomAttention(nn.Module):
         else:
             output_tensor = self.dense(context_layer)
 
-        return dropout_add(output_tensor, residual)
+        return add(output_tensor, residual)
 
 
 class BloomGelu(nn.Module):
@@ -153,7 +153,7 @@ class BloomMLP(nn.Module):
         else:
             intermediate_output = self.dense_4h_to_h(hidden_states)
 
-        return dropout_add(intermediate_output, residual)
+        return add(intermediate_output, residual)
 
 
 class BloomBlock(nn.Module):
@@ -209,7 +209,7 @@ class BloomModel(nn.Module):
         inputs_embeds = self.word_embeddings(input_ids)
 
         hidden_states = self.word_embeddings_layernorm(inputs_embeds)
-        alibi = _get_alibi_slopes(self.num_heads, hidden_states.device)
+        alibi = get_alibi_slopes(self.num_heads, hidden_states.device)
 
         for block in self.h:
             hidden_states = block(hidden_states, alibi)

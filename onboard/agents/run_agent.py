@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device=options.device,
         dtype=options.dtype,
         num_hidden_layers=options.layers,
+        distinct=options.distinct,
     )
     options.output.write_text(json.dumps(result, ensure_ascii=False), encoding="utf-8")
     return 0 if result["status"] == "success" else 1
@@ -58,16 +59,18 @@ def run(
     device: str = "auto",
     dtype: str = "auto",
     num_hidden_layers: int | None = None,
+    distinct: bool = False,
 ) -> dict[str, Any]:
     """Build, generate and compare with transformers; return what happened, with `status` and `error`.
 
+    With `distinct` texts have no token twice where they are compared.
     `device` and `dtype` other than "auto" override the config for this run; `num_hidden_layers` makes it a reduced run.
     """
     facts: list[str] = []
     result: dict[str, Any] = {"status": "compile_error", "error": None, "facts": facts}
     try:
         config = _adapted(config, facts, device=device, dtype=dtype, num_hidden_layers=num_hidden_layers)
-        observed, context, notes = _ours(config, root, result)
+        observed, context, notes = _ours(config, root, result, distinct)
         release()
         result |= _judge(observed, context, notes, facts)
         result["status"] = "bad_generation" if result["error"] else "success"
@@ -81,9 +84,11 @@ def run(
     return {"peak_memory_bytes": peak_memory(device_type)} | result
 
 
-def _ours(config: RuntimeConfig, root: Path, result: dict[str, Any]) -> tuple[Observed, TransformContext, list[str]]:
+def _ours(
+    config: RuntimeConfig, root: Path, result: dict[str, Any], distinct: bool
+) -> tuple[Observed, TransformContext, list[str]]:
     """Build, generate and record logits, and add to the result; nothing of the model is left when this returns."""
-    session = Session.start(config, root)
+    session = Session.start(config, root, distinct)
     result |= {"settings": session.settings(), "status": "runtime_error"}
     result["transforms"] = [asdict(entry) for entry in session.llm.engine.history]
     tell_built(result["settings"], result["transforms"])
@@ -154,6 +159,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="override of the config's device")
     parser.add_argument("--dtype", default="auto", help="override of the config's dtype")
     parser.add_argument("--layers", type=int, default=None, help="build only this many layers")
+    parser.add_argument("--distinct", action="store_true", help="compare texts in which no token comes twice")
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input is closed")
     return parser.parse_args(arguments)
 

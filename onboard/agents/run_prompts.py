@@ -43,13 +43,24 @@ class Prompt:
 
 
 def build_prompts(
-    tokenizer: Tokenizer | None, checkpoint: Path, vocabulary: int, room: int, facts: list[str]
+    tokenizer: Tokenizer | None,
+    checkpoint: Path,
+    words: Sequence[int],
+    room: int,
+    facts: list[str],
+    distinct: bool = False,
 ) -> list[Prompt]:
-    """Return the built-in prompts and a chat turn when there is a template, or random tokens without a tokenizer."""
+    """Return the built-in prompts and a chat turn when there is a template; without a tokenizer, random `words`.
+
+    With `distinct` they are random words, none of which comes twice.
+    """
+    if distinct:
+        facts.append("transformers treats repeated tokens in an arbitrary order: prompts are random tokens without any")
+        return [Prompt(None, random.Random(n).sample(words, min(n, room, len(words)))) for n in (5, 9, 17, 3)]
     if tokenizer is None:
         facts.append("the checkpoint has no tokenizer: prompts are random token ids")
         draw = random.Random(0)
-        return [Prompt(None, [draw.randrange(vocabulary) for _ in range(min(n, room))]) for n in (5, 9, 17, 3)]
+        return [Prompt(None, draw.choices(words, k=min(n, room))) for n in (5, 9, 17, 3)]
     prompts = [Prompt(text, tokenizer.encode(text)) for text in _texts(checkpoint)]
     if getattr(tokenizer.hf, "chat_template", None):
         text = tokenizer.hf.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
@@ -91,12 +102,28 @@ def _operations(config: Any, parameters: int, length: int) -> float:
     return 2.0 * parameters * length + 4.0 * layers * hidden * length**2
 
 
-def long_prompt(tokenizer: Tokenizer | None, checkpoint: Path, vocabulary: int, length: int) -> list[int]:
-    """Return `length` tokens: held-out text over and over, or random ids without a tokenizer."""
+def long_prompt(
+    tokenizer: Tokenizer | None, checkpoint: Path, words: Sequence[int], length: int, distinct: bool = False
+) -> list[int]:
+    """Return `length` tokens: held-out text over and over, or random `words` without a tokenizer.
+
+    With `distinct` they are random words, none of which comes twice, as many as there are.
+    """
+    if distinct:
+        return random.Random(1).sample(words, min(length, len(words)))
     if tokenizer is None:
-        draw = random.Random(1)
-        return [draw.randrange(vocabulary) for _ in range(length)]
+        return random.Random(1).choices(words, k=length)
     ids: list[int] = []
     while len(ids) < length:
         ids += [token for story in stories(checkpoint) for token in tokenizer.encode(story)]
     return ids[:length]
+
+
+def up_to_repeat(seen: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """Return the tokens up to the first that `seen` or those before it have, with it."""
+    known = set(seen)
+    for index, token in enumerate(tokens):
+        if token in known:
+            return list(tokens[: index + 1])
+        known.add(token)
+    return list(tokens)

@@ -16,10 +16,10 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import PretrainedConfig
 
+from onboard.analysis.tiny_media import LAYER_COUNT, fit_tower, tokens_of_images
 from onboard.graph.architecture import is_composite, text_config
 from onboard.graph.reference import without_missing_towers
 
-_TOWER_LAYERS = re.compile(r"(num_(hidden_)?|conf_num_hidden_|encoder_|decoder_|n_)?layers|depth|num_blocks")
 _TOWER_WIDTHS: list[tuple[str, int]] = [
     (r"hidden_size|embed_dim|d_model", 32),
     (r"intermediate_size|mlp_dim|\w*ffn_dim", 48),
@@ -37,14 +37,15 @@ def small_composites(
     """Yield small configs of a composite: what its towers' sizes have to fit is their own code's secret.
 
     First all parts are made small by `shrink`, as the text model is; then the towers by fewer and fewer fields. Widths
-    of the text model follow it, and tokens that stand for images keep their side of the `vocabulary`.
+    of the text model follow it, images and sounds are as small as the towers that take them, and tokens that stand for
+    them are in the `vocabulary`.
     """
     text, values = text_config(config), config.to_dict()
     small_text = shrink(text)
     parts = {name: getattr(config, name, None) for name in config.sub_configs}
     towers = {name: part for name, part in parts.items() if isinstance(part, PretrainedConfig) and part is not text}
     widths = {getattr(text, "hidden_size", None): getattr(small_text, "hidden_size", None)}
-    fixed = _special_tokens(values, getattr(text, "vocab_size", 0), vocabulary)
+    fixed = _special_tokens(values, vocabulary)
     fixed |= {key: widths[size] for key, size in values.items() if _is_width(key) and size in widths}
     if text is config:
         fixed = small_text.to_dict() | fixed
@@ -53,25 +54,30 @@ def small_composites(
     for shrink_tower in (shrink, _small_tower, _shallow_tower):
         with suppress(ValueError, StrictDataclassError):  # a config class that refuses these sizes
             own = {name: _follow(part, shrink_tower(part), widths) for name, part in towers.items()}
-            yield type(config).from_dict(values | fixed | own)
+            own = {name: fit_tower(own[name], part.to_dict()) for name, part in towers.items()}
+            tokens = tokens_of_images(values, {name: part.to_dict() for name, part in towers.items()})
+            yield type(config).from_dict(values | fixed | tokens | own)
     own = {name: _follow(part, part, widths) for name, part in towers.items()}
     yield type(config).from_dict(values | fixed | own)
 
 
 def _follow(tower: PretrainedConfig, small: PretrainedConfig, widths: dict[Any, Any]) -> dict[str, Any]:
-    """Return a small tower's values; what comes out of it is as wide as the text model where it was so."""
+    """Return a small tower's values; what comes out of it is as wide as the text model where it was so.
+
+    The output's own field is the text model's width even where a class's defaults have another one.
+    """
     full: dict[str, Any] = tower.to_dict()
     values: dict[str, Any] = small.to_dict()
     outputs = [key for key, size in full.items() if _OUTPUT.fullmatch(key) and size in widths]
-    return values | {key: widths[full[key]] for key in outputs}
+    own = {"out_hidden_size": next(iter(widths.values()))} if full.get("out_hidden_size") else {}
+    return values | own | {key: widths[full[key]] for key in outputs}
 
 
-def _special_tokens(values: dict[str, Any], full: int, vocabulary: int) -> dict[str, int]:
-    """Return small ids for the tokens that stand for images and the like, distinct ones."""
+def _special_tokens(values: dict[str, Any], vocabulary: int) -> dict[str, int]:
+    """Return small ids for the tokens that stand for images and the like, distinct ones that can be embedded."""
     names = [key for key, value in values.items() if _SPECIAL_TOKEN.fullmatch(key) and type(value) is int]
     ids = {value: index for index, value in enumerate(sorted({values[key] for key in names}))}
-    inside = {key: vocabulary - 1 - ids[values[key]] for key in names if values[key] < full}
-    return inside | {key: vocabulary + ids[values[key]] for key in names if key not in inside}
+    return {key: vocabulary - 1 - ids[values[key]] for key in names}
 
 
 def _is_width(name: str) -> bool:
@@ -89,7 +95,7 @@ def _shallow_tower(tower: PretrainedConfig) -> PretrainedConfig:
     """Return a tower's config with few layers."""
     values: dict[str, Any] = tower.to_dict()
     for key, value in values.items():
-        if type(value) is int and _TOWER_LAYERS.fullmatch(key):
+        if type(value) is int and LAYER_COUNT.fullmatch(key):
             values[key] = min(value, _LAYERS)
         elif isinstance(value, list) and key.endswith(("_indexes", "_indices")):
             values[key] = sorted({min(index, _LAYERS - 1) for index in value if type(index) is int})

@@ -38,3 +38,15 @@ def is_choice(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether one has the positions of chosen keys, [batch, queries, chosen], and the other a mask of them."""
     is_mask = expected.dtype == torch.bool and expected.dim() == 4 and expected.shape[1] == 1
     return is_mask and actual.dtype == torch.int64 and actual.dim() == 3
+
+
+def without_later(ids: torch.Tensor) -> torch.Tensor:
+    """Return the positions of chosen keys, [batch, queries, chosen] integers, with -1 for those behind their query.
+
+    A query that has fewer keys than are to be chosen gets later ones as well, in no order that means anything:
+    attention leaves them out. Anything else is returned as it is.
+    """
+    if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 3:
+        return ids
+    position = torch.arange(ids.shape[1], device=ids.device).unsqueeze(-1)
+    return ids.masked_fill(ids > position, -1)

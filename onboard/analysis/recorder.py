@@ -154,11 +154,6 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
         scaling: float | None = None,
         **keywords: Any,
     ) -> tuple[torch.Tensor, None]:
-        if query.shape[2] != key.shape[2]:
-            raise OnboardError(
-                f"{paths[module]} attends from {query.shape[2]} states to {key.shape[2]}: "
-                "there is no cached form of attention among states that are not one a token"
-            )
         window, cap, sinks = (keywords.get(item) for item in ("sliding_window", "softcap", "s_aux"))
         if isinstance(by_query := keywords.get("sinks"), torch.Tensor):
             sinks = by_query.squeeze(-1).transpose(1, 2)
@@ -167,6 +162,11 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
             raise OnboardError(
                 f"{paths[module]} attends to {beside} more keys than the text has tokens: "
                 "keys that stand for several tokens have no canonical form yet"
+            )
+        if query.shape[2] != key.shape[2]:
+            raise OnboardError(
+                f"{paths[module]} attends from {query.shape[2]} states to {key.shape[2]}: "
+                "there is no cached form of attention among states that are not one a token"
             )
         chunk = _chunk(attention_mask, model.config)
         causal = chunk is not None or _is_causal(attention_mask, query.shape[2], window)

@@ -68,14 +68,13 @@ def sweep(
 ) -> int:
     """Onboard many architectures, each as a tiny random checkpoint in a process of its own, and show what works.
 
-    What the command leaves is judged in a fresh process: against transformers, on prompts that nobody has seen before.
-
-    Run it again to go on: what ended under the same code and versions is not run again. Over all types of transformers
-    it writes registry/coverage.json, docs/coverage.md and docs/coverage.svg.
+    What the command leaves is judged in a fresh process: against transformers, on new prompts. Run it again to go on:
+    what ended under the same code and versions is not run again. Over all types of transformers it writes
+    registry/coverage.json, docs/coverage.md and docs/coverage.svg.
     """
     from onboard.workflow.sweep.sweep import Sweep, SweepOptions
 
-    chosen = "cuda" if device is Device.CUDA or (device is Device.AUTO and _has_gpu()) else "cpu"
+    chosen = _chosen(device)
     options = SweepOptions(until, mode.value, chosen, limit_seconds, limit_memory, fresh)
     targets = _targets(models or [], all_transformers, types, all_transformers if variants is None else variants, root)
     todo = Sweep(targets, root.expanduser().resolve(), options)
@@ -87,10 +86,10 @@ def sweep(
     return 0
 
 
-def _has_gpu() -> bool:
+def _chosen(device: Device) -> str:
     from onboard.gpu import list_gpus
 
-    return bool(list_gpus())
+    return "cuda" if device is Device.CUDA or (device is Device.AUTO and list_gpus()) else "cpu"
 
 
 def _targets(models: list[str], all_transformers: bool, types: str | None, variants: bool, root: Path) -> list[Target]:

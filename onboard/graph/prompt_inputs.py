@@ -7,13 +7,14 @@ text alone go on with the text graph.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
 from torch import fx
 
 from onboard.errors import OnboardError
-from onboard.graph.fx import add_placeholder, arguments, copy_graphs, nodes_of
+from onboard.graph.fx import add_placeholder, arguments, copy_graphs, is_op, nodes_of, op_name
 
 EMBEDS, COS, SIN, BLOCKS = "given_embeds", "given_cos", "given_sin", "attention_blocks"
 GIVEN, TURNED = "is_given", "has_tables"
@@ -25,10 +26,24 @@ _ROPES = (
     "torch_rope_cached",
     "triton_rope_cached",
 )
+_SUMS = (
+    "torch_fused_add_rmsnorm",
+    "torch_fused_add_wide_rmsnorm",
+    "triton_fused_add_rmsnorm",
+    "triton_fused_add_wide_rmsnorm",
+)
+"""Ops of what is added, the residual and a norm's arguments, which give the norm and the sum."""
 _ATTENTION = ("torch_cached_attention", "triton_cached_attention")
 
 
-def with_given_inputs(gm: fx.GraphModule, embedding: str, *, rope: bool, blocks: bool) -> fx.GraphModule:
+def name_of_added(layer: str) -> str:
+    """Return the input that has what is added behind a layer, given its path."""
+    return f"added_behind_{layer.replace('.', '_')}"
+
+
+def with_given_inputs(
+    gm: fx.GraphModule, embedding: str, *, rope: bool, blocks: bool, added: Sequence[str] = ()
+) -> fx.GraphModule:
     """Return a copy of a cached graph that takes embeddings from outside.
 
     Args:
@@ -36,9 +51,10 @@ def with_given_inputs(gm: fx.GraphModule, embedding: str, *, rope: bool, blocks:
         embedding: path of the module that embeds tokens.
         rope: cos and sin of the rotary embedding come from outside, too.
         blocks: tokens of one block attend to each other in both directions.
+        added: paths of the layers behind which rows from outside are added.
 
     Raises:
-        OnboardError: the graph's embedding or its one rotary table cannot be told.
+        OnboardError: the graph's embedding, its one rotary table or where a layer ends cannot be told.
     """
     twin = copy_graphs(gm)
     assert isinstance(twin, fx.GraphModule)
@@ -46,6 +62,8 @@ def with_given_inputs(gm: fx.GraphModule, embedding: str, *, rope: bool, blocks:
     if rope:
         for node, name in zip(_tables(twin), (COS, SIN), strict=True):
             _choose(twin, node, name, TURNED)
+    for layer in added:
+        _add_behind(twin, layer)
     if blocks:
         _attend_in_blocks(twin)
     twin.graph.lint()
@@ -85,9 +103,7 @@ def _tables(gm: fx.GraphModule) -> tuple[fx.Node, fx.Node]:
 
 def _choose(gm: fx.GraphModule, node: fx.Node, name: str, which: str) -> None:
     """Where rows are given they replace the node's."""
-    value = node.meta["val"]
-    example = torch.empty((1, 7, *value.shape[2:]), dtype=value.dtype, device=value.device)
-    given = add_placeholder(gm, name, example)
+    value, given = node.meta["val"], _rows(gm, node, name)
     rows = add_placeholder(gm, which, torch.empty((1, 7), dtype=torch.bool, device=value.device))
     with gm.graph.inserting_after(node):
         mask = gm.graph.call_function(torch.ops.aten.unsqueeze.default, (rows, -1))
@@ -95,6 +111,54 @@ def _choose(gm: fx.GraphModule, node: fx.Node, name: str, which: str) -> None:
         chosen = gm.graph.call_function(torch.ops.aten.where.self, (mask, given, node))
     chosen.meta["val"] = value
     node.replace_all_uses_with(chosen, delete_user_cb=lambda user: user is not chosen)
+
+
+def _add_behind(gm: fx.GraphModule, layer: str) -> None:
+    """Add rows to what comes out of a layer, after its own last sum as the composite does."""
+    own = {node for node in gm.graph.nodes if _within(node, layer)}
+    read = [node for node in gm.graph.nodes if node in own and any(user not in own for user in node.users)]
+    readers = {user for node in read for user in node.users if user not in own}
+    if len(readers) == 1 and op_name(pair := next(iter(readers))) in _SUMS:
+        _add_to_pair(gm, pair, layer)
+    elif len(read) == 1:
+        _add_to(gm, read[0], layer)
+    else:
+        raise OnboardError(
+            f"rows are added behind {layer}, and {len(read)} of its results are read",
+            hint="This model runs with text alone",
+        )
+
+
+def _within(node: fx.Node, layer: str) -> bool:
+    """Whether a node was traced in a layer; a part of a result is where all of it is."""
+    while is_op(node, operator.getitem) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    stack = node.meta.get("nn_module_stack") or {}
+    return node.op == "call_function" and any(path == layer for path, _ in stack.values())
+
+
+def _add_to_pair(gm: fx.GraphModule, pair: fx.Node, layer: str) -> None:
+    """The layer's last sum and the next norm are one op: it adds the rows to that sum instead."""
+    first, second = pair.args[:2]
+    assert isinstance(first, fx.Node)
+    with gm.graph.inserting_before(pair):
+        total = gm.graph.call_function(torch.ops.aten.add.Tensor, (first, second))
+    total.meta["val"] = first.meta["val"]
+    pair.args = (total, _rows(gm, first, name_of_added(layer)), *pair.args[2:])
+
+
+def _add_to(gm: fx.GraphModule, end: fx.Node, layer: str) -> None:
+    given = _rows(gm, end, name_of_added(layer))
+    with gm.graph.inserting_after(end):
+        total = gm.graph.call_function(torch.ops.aten.add.Tensor, (end, given))
+    total.meta["val"] = end.meta["val"]
+    end.replace_all_uses_with(total, delete_user_cb=lambda user: user is not total)
+
+
+def _rows(gm: fx.GraphModule, node: fx.Node, name: str) -> fx.Node:
+    """Return the input that has rows like a node's."""
+    value = node.meta["val"]
+    return add_placeholder(gm, name, torch.empty((1, 7, *value.shape[2:]), dtype=value.dtype, device=value.device))
 
 
 def _attend_in_blocks(gm: fx.GraphModule) -> None:

@@ -1,7 +1,8 @@
 """Attention to the keys that ask for it most, as it is and over a paged cache.
 
 Each key has a bias of its own, from its value; a query sees the `keep` keys of the largest bias among those before it,
-as in dynamic mask attention (Shi et al. 2025, arXiv:2508.02124). Of equal biases the first count.
+as in dynamic mask attention (Shi et al. 2025, arXiv:2508.02124). Of equal biases the first count; those of
+the same token are equal up to the rounding of the product they come from, which the number of its rows may change.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.step_buffer import IntArray
 from onboard.graph.weight_names import match_names, module_renaming
 from onboard.ops.block_attention import allowed
+from onboard.runtime.added_states import added_states
 from onboard.runtime.prompt_inputs import PromptInputs
 
 _TAKEN = ("inputs_embeds", "position_ids", "attention_mask")
@@ -57,15 +58,14 @@ class Composite:
         device = self.context.device
         moved = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in inputs.items()}
         handed = self._handed_over(torch.tensor([tokens], device=device), moved)
-        if others := [key for key, value in handed.items() if key not in _TAKEN and _matters(value)]:
-            raise OnboardError(f"{type(self.model).__name__} gives its text model {others[0]}, too", hint=_TEXT_ONLY)
         embeds = handed.get("inputs_embeds")
         if embeds is None:
             raise OnboardError(f"{type(self.model).__name__} gives its text model no embeddings", hint=_TEXT_ONLY)
+        added = self._added(handed)
         place, tables = self._positions(embeds, handed.get("position_ids"))
         last = int(place.max()) if tables is None else int(handed["position_ids"].max()) - self.context.first_position
         blocks = self._blocks(handed.get("attention_mask"), len(tokens))
-        return PromptInputs(embeds[0], place, last + 1 - len(tokens), tables, blocks)
+        return PromptInputs(embeds[0], place, last + 1 - len(tokens), tables, blocks, added)
 
     @cached_property
     def model(self) -> Any:
@@ -114,6 +114,24 @@ class Composite:
         finally:
             del text.forward
         raise OnboardError(f"{type(model).__name__} does not call {self.embedding}'s model", hint=_TEXT_ONLY)
+
+    def _added(self, handed: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Return what else the text model is given, as what it adds behind layers: path of the layer -> rows."""
+        others = [key for key, value in handed.items() if key not in _TAKEN and _matters(value)]
+        if not others:
+            return {}
+        text, count = self._text_model, getattr(self.context.factory.text_config, "num_hidden_layers", None)
+        lists = [name for name, child in text.named_children() if isinstance(child, nn.ModuleList)]
+        layers = next((name for name in lists if len(getattr(text, name)) == count), None)
+        problem = f"{type(self.model).__name__} gives its text model {others[0]}, too"
+        if layers is None:
+            raise OnboardError(problem, hint=_TEXT_ONLY)
+        try:
+            added = added_states(text, layers, handed, others)
+        except OnboardError as error:
+            raise OnboardError(f"{problem}: {error}", hint=_TEXT_ONLY) from error
+        path = f"{self.embedding.rpartition('.')[0]}.{layers}".lstrip(".")
+        return {f"{path}.{index}": rows for index, rows in enumerate(added) if bool(rows.any())}
 
     def _positions(
         self, embeds: torch.Tensor, position_ids: torch.Tensor | None

@@ -128,7 +128,7 @@ class Engine:
         self._landing = Landing(cache.latest)
         self._ahead: Flight | None = None
         self._detokenizers: dict[int, Detokenizer] = {}
-        self._given_graphs: dict[tuple[bool, bool], fx.GraphModule] = {}
+        self._given_graphs: dict[tuple[bool, bool, tuple[str, ...]], fx.GraphModule] = {}
 
     @property
     def capacity(self) -> int:
@@ -247,13 +247,14 @@ class Engine:
         rope = any(part.tables is not None for part in parts if part is not None)
         blocks = any(part.blocks is not None for part in parts if part is not None)
         assert self.composite is not None
-        if (rope, blocks) not in self._given_graphs:
+        added = tuple(sorted({layer for part in parts if part is not None for layer in part.added}))
+        if (key := (rope, blocks, added)) not in self._given_graphs:
             (_, graph), *_ = graph_modules(self.gm)
             embedding = self.composite.embedding
-            self._given_graphs[rope, blocks] = with_given_inputs(graph, embedding, rope=rope, blocks=blocks)
+            self._given_graphs[key] = with_given_inputs(graph, embedding, rope=rope, blocks=blocks, added=added)
         info = self.cache.info
         info.inputs = {**info.inputs, **given_rows(step, info.inputs["input_ids"].shape[1], info.device)}
-        return self.cache.next_tokens(self._given_graphs[rope, blocks])
+        return self.cache.next_tokens(self._given_graphs[key])
 
     @property
     def _replays(self) -> int:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from onboard.graph.prompt_inputs import BLOCKS, COS, EMBEDS, GIVEN, SIN, TURNED
+from onboard.graph.prompt_inputs import BLOCKS, COS, EMBEDS, GIVEN, SIN, TURNED, name_of_added
 from onboard.graph.step_buffer import IntArray
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class PromptInputs:
     """cos and sin [tokens, size] where positions go along several axes."""
     blocks: IntArray | None = None
     """[tokens], the block in which a token sees also what comes after it, -1 outside."""
+    added: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Path of a layer -> what is added to the hidden states behind it, [tokens, hidden]."""
 
     def __len__(self) -> int:
         return len(self.embeds)
@@ -38,12 +41,14 @@ class PromptInputs:
     def rows(self) -> dict[str, torch.Tensor]:
         """Return what the graph is given, by input: [tokens, size]."""
         tables = dict(zip((COS, SIN), self.tables, strict=True)) if self.tables is not None else {}
-        return {EMBEDS: self.embeds, **tables}
+        added = {name_of_added(layer): rows for layer, rows in self.added.items()}
+        return {EMBEDS: self.embeds, **tables, **added}
 
     @cached_property
     def digest(self) -> bytes:
         """A digest of all of it: tokens that are known by their content depend on it."""
         arrays = [self.place, np.array(self.after), *([] if self.blocks is None else [self.blocks])]
+        arrays += [np.array([ord(letter) for name in sorted(self.added) for letter in name])]
         arrays += [each.detach().cpu().contiguous().view(torch.uint8).numpy() for each in self.rows().values()]
         whole = hashlib.blake2b(digest_size=16)
         for array in arrays:

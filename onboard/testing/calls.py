@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from onboard.analysis.counterparts import counterparts, is_choice
+from onboard.analysis.counterparts import counterparts, is_choice, without_later
 from onboard.ops.rope import complex_freqs
 from onboard.ops.sparse import chosen_keys
 
@@ -73,9 +73,9 @@ def alibi_slopes(bias: torch.Tensor) -> torch.Tensor:
 
 
 def _comparable(actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both as they are, or both as masks where one has the positions of chosen keys and the other a mask."""
+    """Return both as they are, but of chosen keys those that count; both as masks where one of them is a mask."""
     if not is_choice(actual, expected):
-        return actual, expected
+        return without_later(actual), without_later(expected)
     return chosen_keys(actual, expected.shape[-1]).float(), expected.float()
 
 

@@ -24,6 +24,14 @@ class DynamicMaskAttentionDescriptor(CachedOpDescriptor):
     num_tensors = 4
     metadata = METADATA_NAMES
 
+    def note(self, node: fx.Node) -> str:
+        """Repeated tokens may have equal biases, and then transformers' choice is not one to compare with."""
+        keep = arguments(node)["keep"]
+        return (
+            f"repeated tokens may tie where a query keeps {keep} keys of the largest bias: transformers' own prefill "
+            "and decode choose differently among equals, here the first of them count"
+        )
+
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return caches for keys and values, and one for the biases in their own dtype: small differences decide."""
         key, value, bias = (tensor_argument(node, index).meta["val"] for index in (1, 2, 3))

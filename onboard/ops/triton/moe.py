@@ -117,11 +117,16 @@ def triton_moe_fused(
     limit: float | None = None,
     alpha: float | None = None,
     up_offset: float = 0.0,
+    gate_cap: float | None = None,
+    up_cap: float | None = None,
 ) -> Tensor:
-    """`torch_moe_fused` as kernels: a sort, two grouped products and the sum; products add up in float32."""
+    """`torch_moe_fused` as kernels: a sort, two grouped products and the sum; products add up in float32.
+
+    There is no kernel for caps: whoever puts this op in another's place leaves those that have one alone.
+    """
     return _fused(
         False, x, selected_experts, routing_weights, w3_w1_stacked_weight, w2_stacked_weight, is_gated_mlp, act_fn,
-        w3_w1_stacked_bias, w2_stacked_bias, limit, alpha, up_offset,
+        w3_w1_stacked_bias, w2_stacked_bias, limit, alpha, up_offset, gate_cap, up_cap,
     )  # fmt: skip
 
 
@@ -135,7 +140,10 @@ def _fused(
     invariant: bool, x: Tensor, selected: Tensor, routing: Tensor, up: Tensor, down: Tensor,
     gated: bool = True, act_fn: str = "silu", up_bias: Tensor | None = None, down_bias: Tensor | None = None,
     limit: float | None = None, alpha: float | None = None, up_offset: float = 0.0,
+    gate_cap: float | None = None, up_cap: float | None = None,
 ) -> Tensor:  # fmt: skip
+    assert gate_cap is None, "no kernel caps the gate"
+    assert up_cap is None, "no kernel caps what is gated"
     require_device(x)
     tokens = last_contiguous(x.reshape(-1, x.shape[-1]))
     selected = selected.reshape(len(tokens), -1).contiguous()

@@ -24,6 +24,9 @@ _WHERE_NONE: dict[str, Callable[[_Fields], Any]] = {
     "indexer_head_dim": lambda fields: fields["head_dim"],
     "indexer_budget": lambda fields: 2048,
     "indexer_compress_ratio": lambda fields: 4,
+    "image_token_id": lambda fields: _in_vocabulary(fields, 1),
+    "video_token_id": lambda fields: _in_vocabulary(fields, 2),
+    "audio_token_id": lambda fields: _in_vocabulary(fields, 3),
 }
 """A field -> its value where it has none; the fields of the config are given."""
 _WHERE_ONE = {"num_experts": 64, "moe_topk": 8, "moe_top_k": 2}
@@ -33,6 +36,12 @@ _CAUSAL = {"causal": True}
 """A field that says whether tokens see later ones -> its value in checkpoints for generation, where there are any."""
 
 _NO_EMBEDDINGS_OF_LAYERS = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+
+
+def _in_vocabulary(fields: _Fields, last: int) -> int | None:
+    """Return one of the last tokens of a composite's text model; None where no part is called so."""
+    vocabulary = (fields.get("text_config") or {}).get("vocab_size")
+    return vocabulary - last if type(vocabulary) is int else None
 
 
 def default_config(model_type: str) -> PretrainedConfig:

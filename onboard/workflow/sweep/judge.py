@@ -11,15 +11,20 @@ that nobody has seen before. Nothing that the tool found, compared or wrote down
 
 A text ends behind a token that is no text (padding, the place of an image): of what comes after it transformers makes
 something else. What transformers says of a prefix may depend on how long the text is; where its logits of a prompt
-change when the text goes on, every prefix is given to it by itself.
+change when the text goes on, every prefix is given to it by itself. Where that is so of repeated tokens alone, it takes
+any of equals, and texts in which no token comes twice are compared: of those that it lacks, the likeliest goes on.
+
+Where too few tokens were text, more prompts are drawn. Where an error is beyond the limit, transformers' model in
+float64 says whose rounding it is: ours may err by a fifth more than transformers' own float32 does.
 """
 
 from __future__ import annotations
 
-import random
-import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +37,17 @@ from onboard.errors import OnboardError
 from onboard.graph.reference import without_missing_towers
 from onboard.runtime.llm import LLM
 from onboard.runtime.sampling import SamplingParams
-from onboard.workflow.sweep.verdict import LIMIT, NEW_TOKENS, Verdict
+from onboard.testing import continue_distinct
+from onboard.workflow.sweep.exact import InFloat64
+from onboard.workflow.sweep.prompts import draw_prompts, is_arbitrary, longest_read, places, text_logits, text_of
+from onboard.workflow.sweep.verdict import LIMIT, NEW_TOKENS, Rounding, Verdict
 
-LONGEST = 300
-_STRATA = ((1, 1), (2, 5), (6, 16), (17, 48), (49, 100), (101, 200), (201, LONGEST))
-"""A prompt's length is drawn from each, as far as the model has positions."""
 _DEAD = -1e30
 """A logit below it is a token that the model itself forbids."""
-_PLACE = re.compile(r"(?!bos_|eos_|forced_|decoder_start_|sep_|cls_)\w+_token_(id|index)")
+_MOST_DRAWS = 5
+"""Times that prompts are drawn, at most, until enough of what follows them is text."""
+_PAGES_OF_ONE = {"kv_cache_config": {"tokens_per_block": 1}}
+"""Then a text that goes on by one token is decoded, however its tokens are chosen: the others are in the cache."""
 
 
 @torch.inference_mode()
@@ -48,9 +56,7 @@ def judge(checkpoint: Path, root: Path, device: str = "cpu", seed: int | None = 
     seed = secrets.randbelow(2**31) if seed is None else seed
     verdict = Verdict(seed=seed)
     try:
-        theirs = load_transformers(checkpoint)
-        ours = LLM(checkpoint, root=root, device=device, dtype="float32")
-        _compare(ours, theirs, verdict, seed)
+        _Judging(checkpoint, root, device, verdict).run(seed)
     except OnboardError as error:
         verdict.error = " ".join(str(error).split())
     except Exception as error:  # whatever a model's code raises: there is no agreement
@@ -58,56 +64,106 @@ def judge(checkpoint: Path, root: Path, device: str = "cpu", seed: int | None = 
     return verdict
 
 
-def load_transformers(checkpoint: Path) -> nn.Module:
-    """Return transformers' model of a checkpoint, of the class that its config names: float32, eager, to evaluate."""
+def load_transformers(checkpoint: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Return transformers' model of a checkpoint, of the class that its config names: eager, to evaluate."""
     config = AutoConfig.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
     named = [getattr(transformers, name, None) for name in config.architectures or []]
     model_class = next((item for item in named if item is not None), AutoModelForCausalLM)
-    options = {"attn_implementation": "eager", "local_files_only": True, "trust_remote_code": False}
+    options: dict[str, Any] = {"attn_implementation": "eager", "local_files_only": True, "trust_remote_code": False}
+    if dtype == torch.float64:  # grouped products are of float32 and less
+        options["experts_implementation"] = "eager"
     with without_missing_towers():
-        model = model_class.from_pretrained(checkpoint, dtype=torch.float32, **options)
+        model = model_class.from_pretrained(checkpoint, dtype=dtype, **options)
     return model.eval()  # type: ignore[no-any-return]
 
 
-def _compare(ours: LLM, theirs: nn.Module, verdict: Verdict, seed: int) -> None:
-    """Fill in the verdict."""
-    config: PretrainedConfig = theirs.config
-    places = set(_places(config.to_dict()))
-    words = [token for token in range(config.get_text_config(decoder=True).vocab_size) if token not in places]
-    prompts = draw_prompts(ours.engine.capacity, words, seed)
-    verdict.lengths = [len(prompt) for prompt in prompts]
-    expected = [_logits(theirs, prompt) for prompt in prompts]
-    pairs = zip(map(ours.logits, prompts), expected, strict=True)
-    verdict.prefill_error = _worst([relative_error(*pair) for pair in pairs])
-    vocabulary = expected[0].shape[-1]
-    errors: list[float] = []
-    gaps: list[float] = []
-    for chosen in (range(len(prompts)), range(len(prompts) // 2, len(prompts))):  # ragged, then of more even lengths
-        batch = {index: prompts[index] for index in chosen}
-        for index, tokens, found in _decoded(ours, batch, vocabulary, places):
-            rows = next_logits(theirs, prompts[index], tokens, expected[index])
-            errors.append(relative_error(_centred(found), _centred(rows)))
-            gaps += _gaps(rows, tokens)
-    verdict.tokens, verdict.decode_error, verdict.largest_gap = len(gaps), _worst(errors), _worst(gaps)
-    verdict.differing = sum(not gap <= LIMIT for gap in gaps)
+@dataclass(frozen=True)
+class _Compared:
+    """Rows of ours and of transformers' float32, [rows, vocabulary], and how to ask another model for them."""
+
+    ours: torch.Tensor
+    theirs: torch.Tensor
+    ask: Callable[[nn.Module], torch.Tensor]
 
 
-def _decoded(
-    ours: LLM, batch: dict[int, list[int]], vocabulary: int, places: set[int]
-) -> Iterator[tuple[int, list[int], torch.Tensor]]:
-    """Yield each prompt's key, its greedy tokens, and the log-probabilities of their rows [tokens, vocabulary]."""
-    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=vocabulary)
-    for index, output in zip(batch, ours.generate(list(batch.values()), params), strict=True):
-        tokens = _text_of(output.token_ids, places)
-        rows = [_row(each, vocabulary) for each in (output.logprobs or [])[: len(tokens)]]
-        yield index, tokens, torch.stack(rows)
+class _Judging:
+    """One comparison: the models, the texts, and the rows found."""
+
+    def __init__(self, checkpoint: Path, root: Path, device: str, verdict: Verdict) -> None:
+        self.checkpoint, self.verdict = checkpoint, verdict
+        self.theirs = load_transformers(checkpoint)
+        config: PretrainedConfig = self.theirs.config
+        self.places = set(places(config.to_dict()))
+        vocabulary = config.get_text_config(decoder=True).vocab_size
+        self.words = [token for token in range(vocabulary) if token not in self.places]
+        self.ours = LLM(checkpoint, root=root, device=device, dtype="float32")
+        self.room = longest_read(self.theirs, self.ours.engine.capacity, self.words[-1])
+        verdict.distinct = is_arbitrary(self.theirs, self.words, self.room - 1, verdict.seed or 0)
+        if verdict.distinct:
+            self.ours = LLM(checkpoint, root=root, device=device, dtype="float32", config=_PAGES_OF_ONE)
+        self.prefill: list[_Compared] = []
+        self.decoded: list[_Compared] = []
+        self.gaps: list[float] = []
+
+    def run(self, seed: int) -> None:
+        """Compare texts, others as well where too few tokens were text, and fill in the verdict."""
+        verdict = self.verdict
+        while not verdict.draws or (not verdict.enough and verdict.draws < _MOST_DRAWS):
+            prompts = draw_prompts(self.room, self.words, seed + verdict.draws, verdict.distinct)
+            verdict.lengths = verdict.lengths or [len(prompt) for prompt in prompts]
+            verdict.draws += 1
+            self.read(prompts)
+            verdict.tokens = len(self.gaps)
+        verdict.largest_gap = _worst(self.gaps)
+        verdict.differing = sum(not gap <= LIMIT for gap in self.gaps)
+        verdict.prefill_error, verdict.prefill_rounding = self.errors(self.prefill, lambda rows: rows)
+        verdict.decode_error, verdict.decode_rounding = self.errors(self.decoded, _centred)
+
+    def read(self, prompts: list[list[int]]) -> None:
+        """Add what both models say of prompts, and of what ours goes on with."""
+        expected = [text_logits(self.theirs, prompt) for prompt in prompts]
+        for prompt, theirs in zip(prompts, expected, strict=True):
+            self.prefill.append(_Compared(self.ours.logits(prompt), theirs, partial(text_logits, tokens=prompt)))
+        size = expected[0].shape[-1]
+        for chosen in (range(len(prompts)), range(len(prompts) // 2, len(prompts))):  # ragged, then more even lengths
+            batch = [prompts[index] for index in chosen]
+            for index, (tokens, found) in zip(chosen, self.go_on(batch, size), strict=True):
+                rows = next_logits(self.theirs, prompts[index], tokens, expected[index])
+                asked = partial(_asked, prompt=prompts[index], tokens=tokens)
+                self.decoded.append(_Compared(found, rows.log_softmax(-1), asked))
+                self.gaps += _gaps(_lacking(rows, prompts[index], tokens) if self.verdict.distinct else rows, tokens)
+
+    def go_on(self, batch: list[list[int]], size: int) -> Iterator[tuple[list[int], torch.Tensor]]:
+        """Yield each prompt's greedy tokens, and the log-probabilities of their rows [tokens, vocabulary]."""
+        if self.verdict.distinct:
+            found = continue_distinct(self.ours, batch, NEW_TOKENS, size)
+        else:
+            params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=size)
+            found = [(output.token_ids, output.logprobs or []) for output in self.ours.generate(batch, params)]
+        for tokens, logprobs in found:
+            text = text_of(tokens, self.places)
+            yield text, torch.stack([_row(each, size) for each in logprobs[: len(text)]])
+
+    def errors(
+        self, compared: list[_Compared], by: Callable[[torch.Tensor], torch.Tensor]
+    ) -> tuple[float | None, Rounding | None]:
+        """Return the largest error of a text; beyond the limit, also both models' errors against float64."""
+        worst = _worst([relative_error(by(each.ours), by(each.theirs)) for each in compared])
+        if worst is None or worst <= LIMIT:
+            return worst, None
+        exact = InFloat64(load_transformers(self.checkpoint, torch.float64))
+        rows = [by(each.ask(exact)) for each in compared]
+        pairs = (
+            [relative_error(by(mine(each)), true) for each, true in zip(compared, rows, strict=True)]
+            for mine in (attrgetter("ours"), attrgetter("theirs"))
+        )
+        ours, theirs = map(_worst, pairs)
+        return worst, None if ours is None or theirs is None else Rounding(ours=ours, theirs=theirs)
 
 
-def draw_prompts(capacity: int, vocabulary: Sequence[int], seed: int) -> list[list[int]]:
-    """Return prompts of different lengths, behind each of which the tokens that are decoded have room."""
-    draw, room = random.Random(seed), max(1, capacity - NEW_TOKENS)
-    strata = [(least, min(most, room)) for least, most in _STRATA if least <= room]
-    return [draw.choices(vocabulary, k=draw.randint(*bounds)) for bounds in strata]
+def _asked(model: nn.Module, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+    """Return a model's log-probabilities; in float32 those of flat distributions have few digits of what differs."""
+    return next_logits(model, prompt, tokens, text_logits(model, prompt)).log_softmax(-1)
 
 
 def next_logits(model: nn.Module, prompt: list[int], tokens: list[int], own: torch.Tensor) -> torch.Tensor:
@@ -116,10 +172,10 @@ def next_logits(model: nn.Module, prompt: list[int], tokens: list[int], own: tor
     `own` are those of the prompt by itself. One pass over the whole text gives them all, unless they show that what is
     said of a prefix depends on how the text goes on.
     """
-    whole = _logits(model, [*prompt, *tokens])
+    whole = text_logits(model, [*prompt, *tokens])
     if relative_error(whole[: len(prompt)], own) <= LIMIT:
         return whole[len(prompt) - 1 : -1]
-    return torch.stack([_logits(model, [*prompt, *tokens[:count]])[-1] for count in range(len(tokens))])
+    return torch.stack([text_logits(model, [*prompt, *tokens[:count]])[-1] for count in range(len(tokens))])
 
 
 def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -137,7 +193,7 @@ def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def _centred(rows: torch.Tensor) -> torch.Tensor:
-    """Return rows of logits, or of log-probabilities, less their means: both are then the same."""
+    """Return rows of log-probabilities less their means, so that what all have in common does not count."""
     alive = rows >= _DEAD
     mean = torch.where(alive, rows, 0).sum(-1, keepdim=True) / alive.sum(-1, keepdim=True)
     return torch.where(rows < _DEAD, rows, rows - mean)
@@ -151,32 +207,19 @@ def _gaps(rows: torch.Tensor, tokens: Sequence[int]) -> list[float]:
     return gaps
 
 
+def _lacking(rows: torch.Tensor, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+    """Return the rows without the tokens that the text has by then, none of which may be chosen."""
+    rows = rows.clone()
+    for index in range(len(tokens)):
+        rows[index, [*prompt, *tokens[:index]]] = -torch.inf
+    return rows
+
+
 def _row(logprobs: dict[int, float], vocabulary: int) -> torch.Tensor:
     row = torch.full((vocabulary,), float("nan"))
     for token, value in logprobs.items():
         row[token] = value
     return row
-
-
-def _text_of(tokens: list[int], places: set[int]) -> list[int]:
-    """Return the tokens up to the first that is no text, with it."""
-    end = next((index + 1 for index, token in enumerate(tokens) if token in places), len(tokens))
-    return tokens[:end]
-
-
-def _places(fields: Any) -> Iterator[int]:
-    """Yield the tokens that a config names as something else than text, padding and the places of images among them."""
-    for name, value in fields.items() if isinstance(fields, dict) else ():
-        if isinstance(value, dict):
-            yield from _places(value)
-        elif type(value) is int and _PLACE.fullmatch(name):
-            yield value
-
-
-def _logits(model: nn.Module, tokens: list[int]) -> torch.Tensor:
-    """Return transformers' logits of every token of a text, [tokens, vocabulary]."""
-    logits: torch.Tensor = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
-    return logits.float()
 
 
 def _worst(values: Sequence[float]) -> float | None:

@@ -233,6 +233,12 @@ def test_that_scores_of_an_indexer_tie_is_a_fact(heads: int, ties: int) -> None:
     assert len([fact for fact in context.facts if "scores of the indexer tie" in fact]) == ties
 
 
+def test_that_repeated_tokens_tie_is_a_fact_of_attention_to_kept_keys() -> None:
+    context, key = _context(), "insert_cached_dynamic_mask_attention"
+    _apply(key, _exported(_dynamic_mask(), context), context)
+    assert len([fact for fact in context.facts if "repeated tokens may tie where a query keeps 4 keys" in fact]) == 1
+
+
 @pytest.mark.parametrize(("key", "make"), [("insert_cached_mla_attention", lambda: _mla(is_causal=False))])
 def test_what_cannot_be_cached_is_named(key: str, make: Any) -> None:
     context = _context()

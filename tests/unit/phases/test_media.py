@@ -13,11 +13,12 @@ from transformers import LlavaConfig, Mistral3Config, VoxtralConfig
 from onboard.agents.media import media_prompts
 from onboard.agents.run_agent import run
 from onboard.agents.run_prompts import LONG_TOKENS
-from onboard.analysis.tiny import randomize
+from onboard.analysis.tiny import VOCABULARY, build_tiny, randomize
 from onboard.config import RuntimeConfig
 from onboard.graph.architecture import causal_lm_class
 from onboard.runtime.composite import Composite
 from onboard.runtime.prompt_inputs import PromptInputs
+from onboard.workflow.sweep.defaults import complete, default_config
 from tests.unit.runtime.test_prompts_with_images import TEXT, gemma, onboarded, qwen
 
 VISION = {
@@ -50,13 +51,28 @@ def voxtral() -> Any:
 def test_transformers_takes_the_prompt_and_its_logits_depend_on_the_image(make: Any) -> None:
     model: Any = causal_lm_class(make())._from_config(make(), attn_implementation="eager", dtype=torch.float32)
     randomize(model, 5)
-    [prompt] = media_prompts(model.eval(), TEXT["vocab_size"], torch.float32)
+    [prompt] = media_prompts(model.eval(), torch.float32)
     grown = prompt.followed_by(2)
     ids = torch.tensor([[*prompt.ids, 7, 9]])
     with torch.no_grad():
         logits = model(input_ids=ids, **grown).logits
         pixels = next(name for name in grown if grown[name].is_floating_point())
         other = model(input_ids=ids, **{**grown, pixels: grown[pixels] + torch.randn_like(grown[pixels])}).logits
+    assert (logits - other)[0, -1].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "model_type", ["gemma3", "internvl", "llava", "mistral3", "paligemma", "qwen2_5_vl", "qwen3_vl", "voxtral"]
+)
+def test_the_tiny_model_of_a_types_defaults_takes_a_small_prompt(model_type: str) -> None:
+    model: Any = build_tiny(complete(default_config(model_type)))
+    [prompt] = media_prompts(model, VOCABULARY, torch.float32)
+    assert len(prompt.ids) < 80
+    ids = torch.tensor([prompt.ids])
+    with torch.no_grad():
+        logits = model(input_ids=ids, **prompt.inputs).logits
+        pixels = next(name for name, value in prompt.inputs.items() if value.is_floating_point())
+        other = model(input_ids=ids, **{**prompt.inputs, pixels: -prompt.inputs[pixels]}).logits
     assert (logits - other)[0, -1].abs().max() > 1e-3
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma3Config, Qwen2_5_VLConfig
+from transformers import Gemma3Config, Qwen2_5_VLConfig, Qwen3VLConfig
 
 from onboard import LLM, SamplingParams
 from onboard.analysis.analyze import analyze
@@ -15,6 +16,8 @@ from onboard.analysis.tiny import randomize
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import UsageError
 from onboard.graph.architecture import causal_lm_class
+from onboard.runtime.composite import Composite
+from onboard.runtime.prompt_inputs import PromptInputs
 from onboard.testing import all_logprobs
 
 TOKENS = 6
@@ -62,6 +65,16 @@ def gemma() -> Any:
     return Gemma3Config(**parts, mm_tokens_per_image=4, image_token_index=120)
 
 
+def deep_qwen() -> Any:
+    """Features of two layers of the tower are added behind two layers of the text model."""
+    text = {**TEXT, "num_hidden_layers": 3, "head_dim": 16}
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    vision = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+    more = {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 64, "patch_size": 4}
+    tokens = {"image_token_id": 120, "video_token_id": 121, "vision_start_token_id": 122, "vision_end_token_id": 123}
+    return Qwen3VLConfig(text_config=text, vision_config={**vision, **more}, **tokens)
+
+
 def qwen_prompt(config: Any, generator: torch.Generator) -> tuple[list[int], dict[str, Any]]:
     """A prompt with an image of 4 x 8 patches, which come down to 2 x 4 tokens."""
     vision = config.vision_config
@@ -81,7 +94,7 @@ def gemma_prompt(config: Any, generator: torch.Generator) -> tuple[list[int], di
     return ids, {"pixel_values": pixels, "token_type_ids": kinds}
 
 
-@pytest.mark.parametrize(("make", "prompt_of"), [(qwen, qwen_prompt), (gemma, gemma_prompt)])
+@pytest.mark.parametrize(("make", "prompt_of"), [(qwen, qwen_prompt), (deep_qwen, qwen_prompt), (gemma, gemma_prompt)])
 def test_tokens_after_an_image_are_those_of_transformers(make: Any, prompt_of: Any, tmp_path: Path) -> None:
     model, root = onboarded(make(), tmp_path)
     generator = torch.Generator().manual_seed(11)
@@ -95,6 +108,35 @@ def test_tokens_after_an_image_are_those_of_transformers(make: Any, prompt_of: A
         with torch.no_grad():
             expected = model(torch.tensor([ids]), **inputs).logits[0, -1].log_softmax(-1)
         torch.testing.assert_close(all_logprobs(output.logprobs)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_features_are_added_behind_layers_whose_sums_are_not_fused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, root = onboarded(deep_qwen(), tmp_path)
+    ids, inputs = qwen_prompt(model.config, torch.Generator().manual_seed(13))
+    config = {**CACHE, "max_num_tokens": 18, "max_batch_size": 4}
+    config["transforms"] = {"fuse_add_rms_norm": {"enabled": False}}
+    llm = LLM(root / "checkpoint", root=root, device="cpu", config=config)
+    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=TEXT["vocab_size"])
+
+    def first() -> torch.Tensor:
+        [output] = llm.generate({"prompt_token_ids": ids, "processed": inputs}, params)
+        assert output.logprobs is not None
+        return all_logprobs(output.logprobs)[0]
+
+    with torch.no_grad():
+        expected = model(torch.tensor([ids]), **inputs).logits[0, -1].log_softmax(-1)
+    torch.testing.assert_close(first(), expected, rtol=1e-4, atol=1e-4)
+    prepare = Composite.prepare
+
+    def without_the_second(composite: Composite, tokens: list[int], given: Any) -> PromptInputs:
+        found = prepare(composite, tokens, given)
+        assert list(found.added) == [f"model.language_model.layers.{index}" for index in (0, 1)]
+        return replace(found, added=dict(list(found.added.items())[:1]))
+
+    monkeypatch.setattr(Composite, "prepare", without_the_second)
+    assert (first() - expected).abs().max() > 1e-2
 
 
 def test_an_image_comes_whole_or_is_refused(tmp_path: Path) -> None:

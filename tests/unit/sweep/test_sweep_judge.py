@@ -17,8 +17,10 @@ from transformers import AutoConfig
 from onboard.analysis.tiny import build_small
 from onboard.content import CONTENT_ROOT
 from onboard.graph.cached_sequence import CachedSequenceInterface
-from onboard.workflow.sweep.judge import draw_prompts, judge, next_logits, relative_error
-from onboard.workflow.sweep.verdict import LIMIT, NEW_TOKENS
+from onboard.workflow.sweep.exact import InFloat64
+from onboard.workflow.sweep.judge import judge, next_logits, relative_error
+from onboard.workflow.sweep.prompts import draw_prompts, is_arbitrary, longest_read
+from onboard.workflow.sweep.verdict import LIMIT, NEW_TOKENS, Verdict
 
 MODEL = Path("models", "modeling_llama.py")
 Edit = Callable[[str, str], Path]
@@ -141,3 +143,78 @@ def test_no_root_is_no_agreement(checkpoint: Path, tmp_path: Path) -> None:
     verdict = judge(checkpoint, tmp_path)
     assert not verdict.agrees
     assert verdict.error
+
+
+class Ranked(torch.nn.Module):
+    """The positions of the four tokens of the best scores so far, of equals in an order that the length decides or not.
+
+    Its table of positions has `most` rows.
+    """
+
+    def __init__(self, arbitrary: bool, most: int = 1000) -> None:
+        super().__init__()
+        self.arbitrary = arbitrary
+        self.register_buffer("scores", torch.randperm(100).double())
+        self.register_buffer("table", torch.arange(most).float())
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
+        length = input_ids.shape[1]
+        places = torch.arange(length)
+        order = (7 * places) % length if self.arbitrary else places
+        scores = self.get_buffer("scores")[input_ids[0]] + 1e-3 * order / length
+        scores = scores.expand(length, -1).masked_fill(torch.ones(length, length).triu(1).bool(), -1.0)
+        best = scores.topk(min(4, length), dim=-1).indices
+        seen = self.get_buffer("table")[torch.arange(length)][best] * scores.gather(-1, best).ge(0)
+        return type("Output", (), {"logits": seen.sum(-1)[None, :, None] + 1.0})
+
+
+@pytest.mark.parametrize("arbitrary", [True, False])
+def test_what_a_model_does_with_equal_keys_is_asked_of_the_model(arbitrary: bool) -> None:
+    seed = secrets.randbelow(2**31)
+    print(f"seed {seed}")
+    assert is_arbitrary(Ranked(arbitrary), range(100), 60, seed) == arbitrary
+    assert not is_arbitrary(Reader(0.5), range(8), 60, seed)  # the length counts, whatever the tokens
+
+
+def test_prompts_of_distinct_tokens_leave_others_to_go_on_with() -> None:
+    prompts = draw_prompts(400, range(3 * NEW_TOKENS), 4, distinct=True)
+    assert all(len(set(prompt)) == len(prompt) <= 2 * NEW_TOKENS for prompt in prompts)
+    assert len(prompts[-1]) > 48
+
+
+@pytest.mark.parametrize("most", [1, 77, 203])
+def test_texts_are_as_long_as_transformers_can_read(most: int) -> None:
+    model = Ranked(arbitrary=False, most=most)
+    assert longest_read(model, 4000, token=3) == most
+    assert longest_read(model, most - 1, token=3) == most - 1 or most == 1
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "agrees"),
+    [(2e-5, 2e-5, True), (2e-5, 1.5e-5, False), (2e-4, 3e-4, False), (math.nan, 2e-5, False)],
+)
+def test_beyond_the_limit_ours_may_round_as_transformers_does(ours: float, theirs: float, agrees: bool) -> None:
+    said = {"lengths": [3], "tokens": NEW_TOKENS, "largest_gap": 0.0, "decode_error": 1e-6, "prefill_error": 2e-5}
+    assert not Verdict.model_validate(said).agrees
+    assert Verdict.model_validate({**said, "prefill_rounding": {"ours": ours, "theirs": theirs}}).agrees == agrees
+
+
+class Rounded(torch.nn.Module):
+    """Sums in float32, whatever its weights are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(300, 5))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return (rows.float() @ self.weight.to(torch.float32)) * torch.ones(5, dtype=torch.float32)
+
+
+@torch.no_grad()
+def test_in_float64_nothing_goes_back_to_float32() -> None:
+    model = Rounded()
+    rows, weight = torch.randn(7, 300, dtype=torch.float64), model.weight.double()
+    exact = InFloat64(model)(rows)
+    assert exact.dtype == torch.float64
+    assert relative_error(exact, rows @ weight) < 1e-14
+    assert torch.get_default_dtype() == torch.float32
