@@ -62,7 +62,7 @@ def test_sixty_one_layers_of_256_experts(tmp_path: Path) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
 
     assert (found["mixtures"], found["experts"], found["attention"]) == (58, [256], 61)
-    assert found["facts"] == []
+    assert found["facts"] == ["models/modeling_deepseek_v3.py has passed no tests here"]  # nor have they been run
     assert found["on_meta"]
     assert 670e9 < found["weights"] < 673e9  # the size that the model is known by, 671B
     assert found["seconds"] < SECONDS  # of processor time: others may use this machine as well
