@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from onboard.errors import OnboardError
+from onboard.graph.text_tokens import text_tokens
 
 _AROUND = (5, 4)
 """Tokens of text before and after."""
@@ -36,7 +37,7 @@ class MediaPrompt:
         }
 
 
-def media_prompts(model: Any, vocabulary: int, dtype: torch.dtype) -> Iterator[MediaPrompt]:
+def media_prompts(model: Any, dtype: torch.dtype) -> Iterator[MediaPrompt]:
     """Yield a prompt for each kind of input that a composite of transformers has features of.
 
     Raises:
@@ -49,15 +50,12 @@ def media_prompts(model: Any, vocabulary: int, dtype: torch.dtype) -> Iterator[M
         if method is None or token is None or tower is None:
             continue
         inputs = {name: _cast(value, dtype) for name, value in values(tower, arguments).items()}
-        yield _prompt(kind, inputs, _count(method, inputs, model), token, model, vocabulary)
+        yield _prompt(kind, inputs, _count(method, inputs, model), token, model)
 
 
-def _prompt(
-    kind: str, inputs: dict[str, torch.Tensor], count: int, token: int, model: Any, vocabulary: int
-) -> MediaPrompt:
-    draw, special = random.Random(2), _special_tokens(model.config)
-    ordinary = [each for each in range(vocabulary) if each not in special]
-    before, after = (draw.choices(ordinary, k=size) for size in _AROUND)
+def _prompt(kind: str, inputs: dict[str, torch.Tensor], count: int, token: int, model: Any) -> MediaPrompt:
+    draw, words = random.Random(2), text_tokens(model.config)
+    before, after = (draw.choices(words, k=size) for size in _AROUND)
     ids = [*before, *[token] * count, *after]
     places = torch.tensor([[int(each == token) for each in ids]])
     asked = inspect.signature(model.forward).parameters
@@ -78,12 +76,6 @@ def _features(model: Any, kind: str) -> tuple[Any, dict[str, inspect.Parameter]]
 def _placeholder(config: Any, kind: str) -> int | None:
     names = (f"{kind}_token_id", f"{kind}_token_index")
     return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
-
-
-def _special_tokens(config: Any) -> set[int]:
-    values = [value for key, value in config.to_dict().items() if "_token" in key]
-    values += [value for key, value in config.get_text_config().to_dict().items() if key.endswith("_token_id")]
-    return {value for value in values if isinstance(value, int)}
 
 
 def _pixels(config: Any, arguments: Mapping[str, inspect.Parameter]) -> dict[str, torch.Tensor]:

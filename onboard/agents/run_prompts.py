@@ -43,13 +43,13 @@ class Prompt:
 
 
 def build_prompts(
-    tokenizer: Tokenizer | None, checkpoint: Path, vocabulary: int, room: int, facts: list[str]
+    tokenizer: Tokenizer | None, checkpoint: Path, words: Sequence[int], room: int, facts: list[str]
 ) -> list[Prompt]:
-    """Return the built-in prompts and a chat turn when there is a template, or random tokens without a tokenizer."""
+    """Return the built-in prompts and a chat turn when there is a template; without a tokenizer, random `words`."""
     if tokenizer is None:
         facts.append("the checkpoint has no tokenizer: prompts are random token ids")
         draw = random.Random(0)
-        return [Prompt(None, [draw.randrange(vocabulary) for _ in range(min(n, room))]) for n in (5, 9, 17, 3)]
+        return [Prompt(None, draw.choices(words, k=min(n, room))) for n in (5, 9, 17, 3)]
     prompts = [Prompt(text, tokenizer.encode(text)) for text in _texts(checkpoint)]
     if getattr(tokenizer.hf, "chat_template", None):
         text = tokenizer.hf.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
@@ -91,11 +91,10 @@ def _operations(config: Any, parameters: int, length: int) -> float:
     return 2.0 * parameters * length + 4.0 * layers * hidden * length**2
 
 
-def long_prompt(tokenizer: Tokenizer | None, checkpoint: Path, vocabulary: int, length: int) -> list[int]:
-    """Return `length` tokens: held-out text over and over, or random ids without a tokenizer."""
+def long_prompt(tokenizer: Tokenizer | None, checkpoint: Path, words: Sequence[int], length: int) -> list[int]:
+    """Return `length` tokens: held-out text over and over, or random `words` without a tokenizer."""
     if tokenizer is None:
-        draw = random.Random(1)
-        return [draw.randrange(vocabulary) for _ in range(length)]
+        return random.Random(1).choices(words, k=length)
     ids: list[int] = []
     while len(ids) < length:
         ids += [token for story in stories(checkpoint) for token in tokenizer.encode(story)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from onboard.agents.comparison import Observed, Passage, passages
+from onboard.agents.comparison import Kind, Observed, Passage, passages
 from onboard.agents.held_out import stories
 from onboard.agents.media import MediaPrompt, media_prompts
 from onboard.agents.run_prompts import LONG_TOKENS, Prompt, build_prompts, long_length, long_prompt
@@ -18,6 +18,7 @@ from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.checkpoint import Checkpoint
 from onboard.graph.context import TransformContext
+from onboard.graph.text_tokens import special_tokens, text_tokens, up_to_special
 from onboard.hub import open_source
 from onboard.runtime.build import make_context, max_positions
 from onboard.runtime.llm import LLM
@@ -58,7 +59,7 @@ class Session:
         if length > (room := llm.engine.capacity - LONG_TOKENS):
             notes.append(f"the long prompt has {room:,} tokens, not {length:,}: the cache has no room for more")
             length = max(1, room)
-        ids = long_prompt(llm.engine.tokenizer, files, text.vocab_size, length)
+        ids = long_prompt(llm.engine.tokenizer, files, text_tokens(context.factory.config), length)
         return cls(llm, context, seconds, ids, notes)
 
     def settings(self) -> dict[str, Any]:
@@ -80,8 +81,8 @@ class Session:
         """Generate greedily for all prompts in one batch; return prompts and outputs verbatim, and the figures."""
         engine = self.llm.engine
         room = min(self.context.runtime.max_seq_len, engine.capacity)
-        files, vocabulary = self.context.factory.checkpoint, self.context.factory.text_config.vocab_size
-        prompts = build_prompts(engine.tokenizer, files, vocabulary, max(1, room // 2), facts)
+        files, words = self.context.factory.checkpoint, text_tokens(self.context.factory.config)
+        prompts = build_prompts(engine.tokenizer, files, words, max(1, room // 2), facts)
         longest = max(len(prompt.token_ids) for prompt in prompts)
         before, start = engine.stats.graph_replays, time.perf_counter()
         records = self._generate(prompts, max(1, min(MAX_NEW_TOKENS, room - longest)))
@@ -99,7 +100,7 @@ class Session:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         outputs = self.llm.generate([prompt.token_ids for prompt in prompts], params)
         for prompt, output in zip(prompts, outputs, strict=True):
-            self.passages += passages("prompt", prompt.token_ids, output.token_ids, self.llm.engine.rope)
+            self.passages += self._read("prompt", prompt.token_ids, output.token_ids)
         return [
             {
                 "prompt": prompt.text,
@@ -124,7 +125,17 @@ class Session:
     def _read_long_prompt(self) -> None:
         params = SamplingParams(max_tokens=LONG_TOKENS, temperature=0.0, ignore_eos=True)
         [output] = self.llm.generate([self.long_ids], params)
-        self.passages += passages("long prompt", self.long_ids, output.token_ids, self.llm.engine.rope)
+        self.passages += self._read("long prompt", self.long_ids, output.token_ids)
+
+    def _read(self, kind: Kind, prompt: list[int], output: list[int]) -> list[Passage]:
+        return passages(kind, prompt, self._text_of(kind, output), self.llm.engine.rope)
+
+    def _text_of(self, kind: Kind, output: list[int]) -> list[int]:
+        """Return the tokens that transformers reads as text, and the first that it does not, if there is one."""
+        text = up_to_special(output, special_tokens(self.context.factory.config))
+        if left := len(output) - len(text):
+            self.notes.append(f"{left} of {len(output)} tokens after a {kind} come behind one that is no text")
+        return text
 
     def _read_media(self) -> list[tuple[Passage, torch.Tensor]]:
         """Return the log-probabilities of what follows prompts with an image or a sound, [tokens, vocabulary]."""
@@ -132,7 +143,7 @@ class Session:
         if composite is None:
             return []
         try:
-            prompts = media_prompts(composite.model, vocabulary, self.context.dtype)
+            prompts = media_prompts(composite.model, self.context.dtype)
             return [self._read_media_prompt(prompt, vocabulary) for prompt in prompts]
         except (OnboardError, UsageError) as error:
             self.notes.append(f"no prompt with an image or a sound was read: {error}")
@@ -142,9 +153,11 @@ class Session:
         params = SamplingParams(max_tokens=LONG_TOKENS, temperature=0.0, ignore_eos=True, logprobs=vocabulary)
         [output] = self.llm.generate({"prompt_token_ids": prompt.ids, "processed": prompt.inputs}, params)
         assert output.logprobs is not None
-        ids, inputs = [*prompt.ids, *output.token_ids[:-1]], prompt.followed_by(len(output.token_ids) - 1)
-        rows = torch.tensor([[step[token] for token in range(vocabulary)] for step in output.logprobs])
-        return Passage("media", ids, tuple(output.token_ids), inputs), rows
+        tokens = self._text_of("media", output.token_ids)
+        ids, inputs = [*prompt.ids, *tokens[:-1]], prompt.followed_by(len(tokens) - 1)
+        steps = output.logprobs[: len(tokens)]
+        rows = torch.tensor([[step[token] for token in range(vocabulary)] for step in steps])
+        return Passage("media", ids, tuple(tokens), inputs), rows
 
     def _held_out(self) -> list[list[int]]:
         """Return the tokens of held-out stories."""

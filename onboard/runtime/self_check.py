@@ -19,6 +19,7 @@ from onboard.graph.closeness import worst
 from onboard.graph.context import TransformContext
 from onboard.graph.counted_positions import counts_positions
 from onboard.graph.pipeline import Observer
+from onboard.graph.text_tokens import text_tokens
 from onboard.runtime.probe import interface_for, plans, rmse_ratio, run_plain, run_plan
 from onboard.runtime.rope import length_dependent_rope
 
@@ -85,6 +86,6 @@ class SelfCheck:
 def _prompts(context: TransformContext) -> list[list[int]]:
     """Return prompts of different lengths, as many as a step may hold."""
     runtime, draw = context.runtime, random.Random(0)
-    vocabulary = context.factory.config.get_text_config().vocab_size
     lengths = [min(length, runtime.max_seq_len) for length in _LENGTHS[: runtime.max_batch_size]]
-    return [[draw.randrange(vocabulary) for _ in range(length)] for length in lengths]
+    words = text_tokens(context.factory.config)
+    return [draw.choices(words, k=length) for length in lengths]

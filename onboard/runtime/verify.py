@@ -17,6 +17,7 @@ from onboard.errors import UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.invariants import uncached_mixers
 from onboard.graph.pipeline import Pipeline, load_pipeline
+from onboard.graph.text_tokens import text_tokens
 from onboard.graph.transform import BaseTransform
 from onboard.runtime.build import make_context
 from onboard.runtime.probe import DECODE, Prompt, interface_for, plans, rmse_ratio, run_plain, run_plan
@@ -146,7 +147,8 @@ def make_prompts(context: TransformContext, seed: int) -> list[list[int]]:
     if window and window <= _MAX_WINDOW:
         lengths[-1] = min(max(lengths[-1], window + 2 * DECODE), runtime.max_seq_len)
     draw = random.Random(seed)
-    return [[draw.randrange(config.vocab_size) for _ in range(length)] for length in lengths]
+    words = text_tokens(context.factory.config)
+    return [draw.choices(words, k=length) for length in lengths]
 
 
 def _reference(context: TransformContext, prompts: Sequence[Prompt]) -> tuple[list[torch.Tensor], float]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from transformers import PretrainedConfig
 
 from onboard.agents.comparison import Comparison, Observed, Passage, compare, compare_with_itself, passages
+from onboard.agents.session import Session
 from onboard.runtime.probe import DECODE, plans
 from onboard.runtime.reference import Reference
 from onboard.runtime.rope import LengthDependentRope
@@ -120,3 +125,14 @@ def test_batched_decode_reads_every_token_once_in_parts_that_a_step_holds() -> N
         assert [at for part in parts for at in range(part.start, part.end)] == list(range(len(prompt)))
         assert max(part.end - part.start for part in parts) <= 10
         assert all(part.end - part.start == 1 for part in parts[-min(DECODE, len(prompt) - 1) :])
+
+
+def test_an_output_is_compared_up_to_a_token_that_is_no_text() -> None:
+    context: Any = SimpleNamespace(factory=SimpleNamespace(config=PretrainedConfig(vocab_size=9, pad_token_id=0)))
+    llm: Any = SimpleNamespace(engine=SimpleNamespace(rope=None))
+    session = Session(llm, context, 0.0, [], [])
+    [passage] = session._read("prompt", [1, 2], [3, 0, 5, 6])
+    assert (passage.ids, passage.chosen) == ([1, 2, 3], (3, 0))
+    assert session.notes == ["2 of 4 tokens after a prompt come behind one that is no text"]
+    [passage] = session._read("prompt", [1, 2], [3, 5])
+    assert (passage.ids, passage.chosen, len(session.notes)) == ([1, 2, 3], (3, 5), 1)

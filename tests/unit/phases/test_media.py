@@ -50,7 +50,7 @@ def voxtral() -> Any:
 def test_transformers_takes_the_prompt_and_its_logits_depend_on_the_image(make: Any) -> None:
     model: Any = causal_lm_class(make())._from_config(make(), attn_implementation="eager", dtype=torch.float32)
     randomize(model, 5)
-    [prompt] = media_prompts(model.eval(), TEXT["vocab_size"], torch.float32)
+    [prompt] = media_prompts(model.eval(), torch.float32)
     grown = prompt.followed_by(2)
     ids = torch.tensor([[*prompt.ids, 7, 9]])
     with torch.no_grad():
