@@ -127,7 +127,9 @@ def _is_number(value: Any) -> bool:
 def shrink_overrides(overrides: Mapping[str, Any], small: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:
     """Return one layer's own fields with the ratio to the other layers' that they have in the full config."""
     ratios = {name: value / full[name] for name, value in overrides.items() if _is_size(value) and full.get(name)}
-    return {name: int(small[name] * ratios[name]) if name in ratios else overrides[name] for name in overrides}
+    sizes = {name: int(small[name] * ratio) for name, ratio in ratios.items()}
+    pairs = {name: size - size % 2 for name, size in sizes.items() if name in _HEAD_DIMS}  # which a rotation takes
+    return {**overrides, **sizes, **pairs}
 
 
 def shrink_rope(value: Any, head_dim: int) -> Any:

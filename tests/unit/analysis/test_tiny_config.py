@@ -11,7 +11,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from onboard.analysis.source import module_source
 from onboard.analysis.tiny import build_tiny, load_config, tiny_config
-from onboard.analysis.tiny_sizes import HIDDEN, REACHED, VOCABULARY
+from onboard.analysis.tiny_sizes import HIDDEN, REACHED, VOCABULARY, shrink_overrides
 
 
 def _tiny(model_type: str, **values: Any) -> Any:
@@ -114,3 +114,9 @@ def test_a_list_that_has_as_many_entries_as_there_are_layers_by_chance_is_kept_w
 def test_one_head_has_keys_of_its_own() -> None:
     config = _tiny("llama", hidden_size=32, num_attention_heads=1, num_key_value_heads=1)
     assert config.num_key_value_heads == config.num_attention_heads
+
+
+def test_a_layer_of_its_own_head_size_has_pairs_to_rotate() -> None:
+    full, small = {"head_dim": 28, "num_key_value_heads": 2}, {"head_dim": 32, "num_key_value_heads": 2}
+    small = shrink_overrides({"head_dim": 64, "num_key_value_heads": 1}, small, full)
+    assert small == {"head_dim": 72, "num_key_value_heads": 1}
