@@ -21,10 +21,6 @@ _RULES: list[tuple[str, Callable[[int], int]]] = [
 """A config field's whole name -> its value in small; the first rule that fits counts."""
 
 
-DENSE_LAYERS = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
-"""Fields that say how many of the first layers are no mixtures."""
-
-
 def few_experts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a config that say how many experts there are and how wide, with small values."""
     small: dict[str, Any] = {}

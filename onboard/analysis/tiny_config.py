@@ -7,10 +7,11 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from onboard.analysis.composite import builds, small_composites
-from onboard.analysis.tiny_layers import Layers, cut_layers, first_of_each_kind, prefix, read_layers
+from onboard.analysis.tiny_layers import first_of_each_kind, prefix
 from onboard.analysis.tiny_sizes import VOCABULARY, shrink_overrides, shrink_rope, shrink_sizes
 from onboard.errors import OnboardError
 from onboard.graph.architecture import find_language_model, is_composite
+from onboard.graph.config_layers import Layers, cut_layers, read_layers
 
 _SECTIONS = [16, 24, 24]
 """Of time, height and width, in the ratio that Qwen2-VL has (arXiv:2409.12191)."""
@@ -70,8 +71,8 @@ def _cut(
 ) -> PretrainedConfig:
     values = dict(values)
     cut_layers(layers, values, kept)
-    overrides = {new: layers.overrides[old] for new, old in enumerate(kept) if old in layers.overrides}
     if layers.overrides:
+        overrides = values["per_layer_config"]
         values["per_layer_config"] = {i: shrink_overrides(own, values, full) for i, own in overrides.items()}
     return type(config).from_dict(values)
 

@@ -19,6 +19,7 @@ from onboard.config import Mode, deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.architecture import decoder_config, text_config
+from onboard.graph.config_layers import cut_layers, read_layers
 from onboard.graph.reference import build_reference
 from onboard.graph.windows import windowless_layer
 from onboard.modeling import (
@@ -204,17 +205,14 @@ def _own(config: Any, overrides: Mapping[str, Any]) -> Any:
     for key in overrides:
         if key != "attn_implementation" and not hasattr(config, key):
             raise UsageError(f"{type(config).__name__} has no field {key!r}", hint=suggest(key, config.to_dict()))
-    values = deep_merge(config.to_dict(), {config.attribute_map.get(key, key): overrides[key] for key in overrides})
-    layers = getattr(config, "num_hidden_layers", None)
-    fewer = overrides.get("num_hidden_layers", layers)
-    if isinstance(layers, int) and isinstance(fewer, int) and fewer < layers:
-        values = {key: _cut(value, layers, fewer) for key, value in values.items()}
+    full = config.to_dict()
+    values = deep_merge(full, {config.attribute_map.get(key, key): overrides[key] for key in overrides})
+    fewer, layers = overrides.get("num_hidden_layers"), read_layers(config, full)
+    if layers is not None and isinstance(fewer, int) and fewer < layers.count:
+        cut_layers(layers, values, list(range(fewer)))
+        if layers.key not in full:  # the config counts a list's entries instead
+            values.pop(layers.key)
     return type(config).from_dict(values)
-
-
-def _cut(value: Any, layers: int, fewer: int) -> Any:
-    """Shorten a list that has an entry for each layer, as `layer_types` does."""
-    return value[:fewer] if isinstance(value, list) and len(value) == layers else value
 
 
 @contextmanager

@@ -13,11 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from onboard import registry
 from onboard.analysis.spec import ModelSpec
 from onboard.content import content_path
 from onboard.errors import OnboardError
 from onboard.gpu import device_memory
+from onboard.graph.factory import ModelFactory
 from onboard.workflow.checkpoint import layer_kinds, native_values
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
@@ -76,7 +79,8 @@ class Run(Phase):
         )
 
     def _runs(self, context: RunContext) -> dict[str, dict[str, Any]]:
-        layers, total = reduced_layers(context.spec)
+        needed, total = reduced_layers(context.spec)
+        layers, refusal = accepted_layers(context, needed, total)
         log = context.artifact("run.log")
         log.unlink(missing_ok=True)
         runs: dict[str, dict[str, Any]] = {}
@@ -87,7 +91,14 @@ class Run(Phase):
             if runs["reduced"]["status"] != "success":
                 return runs
         runs["full"] = run_agent(context, log, "all layers", None)
-        if layers == total and runs["full"].get("settings", {}).get("dtype") != "float32" and _passed(runs):
+        if refusal:
+            runs["full"].setdefault("facts", []).append(f"no run with fewer layers: {refusal}")
+        if (
+            layers == total
+            and _fits_float32(context, 1.0)
+            and runs["full"].get("settings", {}).get("dtype") != "float32"
+            and _passed(runs)
+        ):
             runs["exact"] = run_agent(context, log, "all layers, float32", None, dtype="float32")
         return runs
 
@@ -109,6 +120,34 @@ def reduced_layers(spec: ModelSpec) -> tuple[int, int]:
     total = sum(len(kind.layers) for kind in kinds)
     needed = max([2, *(min(kind.layers) + 1 for kind in kinds if kind.layers)])
     return min(needed if needed <= MAX_REDUCED_LAYERS else 2, total), total
+
+
+def accepted_layers(context: RunContext, needed: int, total: int) -> tuple[int, str]:
+    """Return with how many layers, `needed` at least, transformers' model has weights of the whole one; else `total`.
+
+    The second is why fewer than `total` do not do; empty where they do, or `needed` are all.
+    """
+    if needed >= total or context.spec.repository is not None:  # a model's own code is run in its sandbox alone
+        return needed, ""
+    whole, refusal = _shapes(context, {}), ""
+    for layers in range(needed, min(total, max(needed, MAX_REDUCED_LAYERS) + 1)):
+        try:
+            cut = _shapes(context, {"num_hidden_layers": layers})
+        except Exception as error:  # whatever a config's or a model's class refuses
+            problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        else:
+            if (other := next((name for name in cut if cut[name] != whole.get(name)), None)) is None:
+                return layers, ""
+            problem = f"{other} has another shape than in all {total}"
+        refusal = refusal or f"transformers' model of {layers} cannot have the checkpoint's weights: {problem}"
+    return total, refusal
+
+
+def _shapes(context: RunContext, changes: dict[str, Any]) -> dict[str, torch.Size]:
+    """Return the shapes of the parameters of transformers' model, built on the meta device."""
+    folder = context.source.files()
+    factory = ModelFactory(folder, root=context.root, dtype=torch.float32, model_kwargs=changes)
+    return {name: each.shape for name, each in factory.hf_model().named_parameters(remove_duplicate=False)}
 
 
 def agent_command(context: RunContext) -> str:
@@ -178,6 +217,7 @@ def _archive_log(context: RunContext, status: str) -> Path:
 
 def _note_in_worklog(context: RunContext, result: dict[str, Any]) -> None:
     lines = [f"- Config: `{result['config']}`", f"- Log: `{result['log']}`", f"- Status: {result['status']}"]
+    lines += [f"- {fact}" for fact in result["runs"].get("full", {}).get("facts", [])]
     for name, run in result["runs"].items():
         lines.append(f"- {name} ({run['description']}): {run['status']}{': ' + run['error'] if run['error'] else ''}")
     context.worklog.append(f"run agent: {result['status']}", "\n".join(lines))

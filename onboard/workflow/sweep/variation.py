@@ -14,8 +14,8 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from onboard.analysis.tiny_layers import Layers, cut_layers, read_layers
 from onboard.analysis.tiny_sizes import CHUNK, HEADS, HIDDEN, VOCABULARY, WINDOW
+from onboard.graph.config_layers import Layers, cut_layers, read_layers
 from onboard.workflow.sweep.options import Option
 
 Aspect = list[Option]

@@ -17,7 +17,7 @@ import pytest
 import torch
 from nbclient import NotebookClient
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3nTextConfig, LlamaConfig, LlamaForCausalLM, ZambaConfig
 from warm import Warm
 
 from onboard.agents.run_agent import run
@@ -31,7 +31,7 @@ from onboard.workflow.phase import RunContext
 from onboard.workflow.phases import run as run_phase
 from onboard.workflow.phases.cookbook import Cookbook, notebook_path
 from onboard.workflow.phases.register import Register
-from onboard.workflow.phases.run import Run, _read_result, reduced_layers
+from onboard.workflow.phases.run import Run, _read_result, accepted_layers, reduced_layers
 from onboard.workflow.programs import ForkServer, RunModule, in_new_interpreter
 
 from .conftest import make_context, make_spec
@@ -221,6 +221,31 @@ def test_a_reduced_run_keeps_every_kind_of_layer(kinds: dict[str, list[int]], ex
     layer_kinds = [LayerKind(name=name, layers=layers, path="model.layers.0") for name, layers in kinds.items()]
     config = {"num_hidden_layers": expected[1]}
     assert reduced_layers(make_spec("org/x", layer_kinds=layer_kinds, config=config)) == expected
+
+
+def test_a_count_that_transformers_refuses_is_passed_over(tmp_path: Path) -> None:
+    kinds = {5: ["mamba", "hybrid", "mamba", "hybrid", "mamba"], 3: ["mamba", "hybrid", "hybrid"]}
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "mamba_d_state": 4, "vocab_size": 40}
+    sizes |= {"mamba_expand": 2, "n_mamba_heads": 2, "num_key_value_heads": 2}
+    found = []
+    for count in kinds:  # all hybrid layers share the first one's block: of one alone transformers makes no model
+        config = ZambaConfig(num_hidden_layers=count, layers_block_type=kinds[count], **sizes)
+        config.save_pretrained(tmp_path)
+        context = make_context(tmp_path, str(tmp_path), config=json.loads((tmp_path / "config.json").read_text()))
+        found.append(accepted_layers(context, 2, count))
+    assert found[0] == (4, "")
+    assert found[1][0] == 3
+    assert "model of 2 cannot have the checkpoint's weights: ValueError" in found[1][1]
+
+
+def test_layers_that_share_a_table_of_all_are_run_together(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes |= {"vocab_size": 32, "vocab_size_per_layer_input": 32, "hidden_size_per_layer_input": 4, "laurel_rank": 4}
+    Gemma3nTextConfig(**sizes, head_dim=8, num_hidden_layers=4, num_kv_shared_layers=0).save_pretrained(tmp_path)
+    context = make_context(tmp_path, str(tmp_path), config=json.loads((tmp_path / "config.json").read_text()))
+    layers, refusal = accepted_layers(context, 2, 4)
+    assert layers == 4
+    assert "embed_tokens_per_layer.weight has another shape than in all 4" in refusal
 
 
 def _registered(root: Path, checkpoint: Path) -> RunContext:
