@@ -55,9 +55,17 @@ class Session:
         text = context.factory.text_config
         positions = max_positions(text)
         positions = None if positions is None else positions - context.first_position
-        length, notes = long_length(text, positions, _parameters(context), context.device.type)
+        parameters, device, served = _parameters(context), context.device.type, context.runtime.max_seq_len
+        length, notes = long_length(text, positions, parameters, device)
         start = time.perf_counter()
-        llm = LLM(config.model, root=root, config=_with_room(config, context, length + LONG_TOKENS))
+        try:
+            llm = LLM(config.model, root=root, config=_with_room(config, context, length + LONG_TOKENS))
+        except OnboardError as error:
+            if length + LONG_TOKENS <= served:
+                raise
+            notes.append(f"the long prompt has no {length:,} tokens: {error.message}")
+            length, _ = long_length(text, min(served, positions or served), parameters, device)
+            llm = LLM(config.model, root=root, config=config)
         seconds = time.perf_counter() - start
         if length > (room := llm.engine.capacity - LONG_TOKENS):
             notes.append(f"the long prompt has {room:,} tokens, not {length:,}: the cache has no room for more")

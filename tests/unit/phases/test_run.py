@@ -188,6 +188,18 @@ def test_a_window_that_only_the_long_prompt_passes_is_compared(random_checkpoint
     assert errors["long prompt"][0] > 120
 
 
+def test_a_length_that_the_model_refuses_is_not_read_and_noted(random_checkpoint: Path, root: Path) -> None:
+    config = json.loads((random_checkpoint / "config.json").read_text())
+    config |= {"inference_chunksize": 150, "max_position_embeddings": 512}
+    (random_checkpoint / "config.json").write_text(json.dumps(config))
+    _break(root, "return self.norm(x)", "assert x.shape[1] <= 150\n        return self.norm(x)")
+    result = _run(random_checkpoint, root)
+    assert result["status"] == "success", result["error"]
+    assert {check["longest"] for check in result["comparison"]["checks"]} == {63}
+    [note] = result["comparison"]["notes"]
+    assert "the long prompt has no 171 tokens: the code of LlamaForCausalLM takes another path" in note
+
+
 def test_weights_that_are_bad_for_both_are_no_fault(demo: Path, root: Path) -> None:
     def damage(weights: dict[str, torch.Tensor]) -> None:
         for name in [name for name in weights if name.endswith("down_proj.weight")]:
