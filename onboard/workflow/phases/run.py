@@ -90,16 +90,14 @@ class Run(Phase):
             runs["reduced"] = run_agent(context, log, described, layers, dtype="float32" if exact else None)
             if runs["reduced"]["status"] != "success":
                 return runs
-        runs["full"] = run_agent(context, log, "all layers", None)
+        full = runs["full"] = run_agent(context, log, "all layers", None)
         if refusal:
-            runs["full"].setdefault("facts", []).append(f"no run with fewer layers: {refusal}")
-        if (
-            layers == total
-            and _fits_float32(context, 1.0)
-            and runs["full"].get("settings", {}).get("dtype") != "float32"
-            and _passed(runs)
-        ):
-            runs["exact"] = run_agent(context, log, "all layers, float32", None, dtype="float32")
+            full.setdefault("facts", []).append(f"no run with fewer layers: {refusal}")
+        if layers == total and full.get("settings", {}).get("dtype") != "float32" and _passed(runs):
+            if _fits_float32(context, 1.0):
+                runs["exact"] = run_agent(context, log, "all layers, float32", None, dtype="float32")
+            else:
+                full["facts"].append("no run in float32, where rounding hides no fault: it does not fit")
         return runs
 
 
