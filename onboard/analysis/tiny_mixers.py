@@ -9,6 +9,7 @@ _LATENT = {"kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 12, "qk_ro
 _LATENT_SUMS = {"qk_head_dim": 20}
 _STATE_SIZES = ("state_size", "ssm_state_size", "mamba_d_state")
 _STATE, _SCAN_HEADS, _CHUNK, _TIME_RANK = 12, 8, 8, 6
+_FEW_HEADS = 4
 _SCAN_HEAD_COUNTS = ("num_heads", "mamba_n_heads", "mamba_num_heads", "n_mamba_heads")
 _SCAN_HEAD_DIMS = ("mamba_d_head", "mamba_head_dim", "mamba_headdim")
 _GROUPS = ("n_groups", "mamba_n_groups", "mamba_ngroups")
@@ -38,6 +39,7 @@ def shrink_mixers(values: dict[str, Any], full: Mapping[str, Any]) -> None:
         values["block_size"] = _CHUNK
     if values.get("lru_width") is not None:
         values["lru_width"] = values["hidden_size"]
+    _share_width(values, full)
 
 
 def indexer_sizes(config: Any) -> tuple[int, int, int] | None:
@@ -50,6 +52,13 @@ def indexer_sizes(config: Any) -> tuple[int, int, int] | None:
 def attends_in_blocks(values: Mapping[str, Any]) -> bool:
     """Whether linear attention goes block by block: its heads forget at constant rates, less the deeper the layer."""
     return values.get("block_size") is not None and "linear_attention" in (values.get("layer_types") or ())
+
+
+def _share_width(values: dict[str, Any], full: Mapping[str, Any]) -> None:
+    """Heads that the width is shared out to go on doing so: as many as there were, or else four."""
+    heads, width = values.get("num_heads"), full.get("hidden_size")
+    if isinstance(heads, int) and isinstance(width, int) and width % heads == 0 and values["hidden_size"] % heads:
+        values["num_heads"] = _FEW_HEADS
 
 
 def _shrink_latent(values: dict[str, Any], full: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from onboard.analysis.source import module_source
 from onboard.analysis.tiny import build_tiny, load_config, tiny_config
+from onboard.analysis.tiny_mixers import shrink_mixers
 from onboard.analysis.tiny_sizes import HIDDEN, REACHED, VOCABULARY, shrink_overrides
 
 
@@ -120,3 +121,11 @@ def test_a_layer_of_its_own_head_size_has_pairs_to_rotate() -> None:
     full, small = {"head_dim": 28, "num_key_value_heads": 2}, {"head_dim": 32, "num_key_value_heads": 2}
     small = shrink_overrides({"head_dim": 64, "num_key_value_heads": 1}, small, full)
     assert small == {"head_dim": 72, "num_key_value_heads": 1}
+
+
+@pytest.mark.parametrize(("heads", "small"), [(9, 4), (8, 8), (5, 5)])
+def test_heads_that_share_the_width_go_on_doing_so(heads: int, small: int) -> None:
+    """Five share 72 channels no more than 64: they have a size of their own."""
+    values = {"num_heads": heads, "hidden_size": HIDDEN}
+    shrink_mixers(values, {"num_heads": heads, "hidden_size": 72})
+    assert values["num_heads"] == small
