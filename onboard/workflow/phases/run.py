@@ -13,14 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
 from onboard import registry
 from onboard.analysis.spec import ModelSpec
 from onboard.content import content_path
 from onboard.errors import OnboardError
 from onboard.gpu import device_memory
-from onboard.graph.factory import ModelFactory
 from onboard.workflow.checkpoint import layer_kinds, native_values
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
@@ -141,11 +138,15 @@ def accepted_layers(context: RunContext, needed: int, total: int) -> tuple[int, 
     return total, refusal
 
 
-def _shapes(context: RunContext, changes: dict[str, Any]) -> dict[str, torch.Size]:
+def _shapes(context: RunContext, changes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the parameters of transformers' model, built on the meta device."""
+    import torch
+
+    from onboard.graph.factory import ModelFactory
+
     folder = context.source.files()
     factory = ModelFactory(folder, root=context.root, dtype=torch.float32, model_kwargs=changes)
-    return {name: each.shape for name, each in factory.hf_model().named_parameters(remove_duplicate=False)}
+    return {name: tuple(each.shape) for name, each in factory.hf_model().named_parameters(remove_duplicate=False)}
 
 
 def agent_command(context: RunContext) -> str:
