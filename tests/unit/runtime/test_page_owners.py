@@ -27,8 +27,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def _prompt(length: int) -> list[int]:
-    return [random.randrange(1, TINY["vocab_size"]) for _ in range(length)]
+def _healthy(model: Tiny, length: int) -> tuple[list[int], list[int]]:
+    """A prompt and transformers' 20 tokens after it, neither with the poison: that would be a request's own."""
+    while True:
+        prompt = [random.randrange(1, TINY["vocab_size"]) for _ in range(length)]
+        answer = model.greedy(prompt, 20)
+        if POISON not in answer:
+            return prompt, answer
 
 
 def _poisoned(model: Tiny) -> Engine:
@@ -51,8 +56,10 @@ def test_what_a_request_left_in_a_page_reaches_no_other(tiny: Callable[..., Tiny
     model = tiny(family, own_file=False, **FAMILIES[family])
     engine = _poisoned(model)
     assert any(cache.isnan().any() for cache in engine.cache.caches.values())
-    prompts = [_prompt(length) for length in (3, 17, 9)]
-    outputs = [engine.submit(prompt, SamplingParams(temperature=0.0, max_tokens=20))[0] for prompt in prompts]
+    healthy = [_healthy(model, length) for length in (3, 17, 9)]
+    params = SamplingParams(temperature=0.0, max_tokens=20)
+    outputs = [engine.submit(prompt, params)[0] for prompt, _ in healthy]
     engine.run()
-    assert [output.generated for output in outputs] == [model.greedy(prompt, 20) for prompt in prompts]
-    assert rmse_ratio(engine.logits(prompts[1]), model.logits(prompts[1])) < 1e-5
+    assert [output.generated for output in outputs] == [answer for _, answer in healthy]
+    prompt = healthy[1][0]
+    assert rmse_ratio(engine.logits(prompt), model.logits(prompt)) < 1e-5
