@@ -7,7 +7,7 @@ it computes, also at the sizes that set off the change: in prefill, in cached de
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -65,12 +65,16 @@ MODEL_INIT = "        self.gradient_checkpointing = False\n"
 
 @dataclass(frozen=True)
 class Fool:
-    """A change of the decoder: lines that go in front of places, texts that take others' places, config fields."""
+    """A change of the decoder: lines that go in front of places, texts that take others' places, config fields.
+
+    `length`: of a prompt that sets off the change, where one has to have just so many tokens.
+    """
 
     name: str
     lines: Mapping[str, str]
     fields: Mapping[str, Any] = field(default_factory=dict)
     swaps: Mapping[str, str] = field(default_factory=dict)
+    length: int = 1
 
     def text(self) -> str:
         """Return the changed modeling file."""
@@ -117,7 +121,7 @@ def examine(fool: Fool, folder: Path, seed: int, *, export: bool = True) -> str:
             llm = _served(reference, text, folder / name)
         except OnboardError as error:
             return f"refused at {stage}: {error.message}"
-        differences = _differences(llm, reference, seed)
+        differences = _differences(llm, reference, (*LENGTHS, fool.length), seed)
     own = [each for each in differences if each.startswith(OWN_DECODE)]
     if own == differences and (named := [note for note in spec.tricky if note.startswith(DIFFERS)]):
         return f"right in prefill and decode, and named: {named[0]}"
@@ -140,13 +144,13 @@ def _served(reference: nn.Module, text: str, folder: Path) -> LLM:
 
 
 OWN_DECODE = "transformers' decode"
-LENGTHS = (1, 5, 23, 150, 330)
+LENGTHS = (5, 23, 150, 330)
 
 
 @torch.no_grad()
-def _differences(llm: LLM, reference: nn.Module, seed: int) -> list[str]:
+def _differences(llm: LLM, reference: nn.Module, lengths: Sequence[int], seed: int) -> list[str]:
     """Compare with transformers: each text alone and beside its like, and each new token of a cached decode."""
-    prompts = ragged_prompts(VOCABULARY, LENGTHS, seed)
+    prompts = ragged_prompts(VOCABULARY, lengths, seed)
     params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=VOCABULARY)
     found = []
     for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
@@ -212,6 +216,8 @@ CASES = [
     Fool("a5b own mask by getattr", {MASKED: _OWN_MASK.format(span="getattr(self.config, 'span', 100)")}),
     Fool("a6 length 100", {MODEL: "if hidden_states.shape[1] > 100:\n    hidden_states = hidden_states * 1.5"}),
     Fool("a6b length 128", {MODEL: "if hidden_states.shape[1] > 128:\n    hidden_states = hidden_states * 1.5"}),
+    Fool("a6c exact length", {NORM: "if hidden_states.shape[1] == 200:\n    hidden_states *= 1.5"}, length=200),
+    Fool("a6d exact rows", {MLP: "if x.shape[0] == 5:\n    x = x * 1.5"}),
     Fool("a7 key length", {ATTENTION: "if key_states.shape[-2] > 120:\n    query_states = query_states * 1.2"}),
     Fool(
         "a8 log-n table sliced by the cache",
@@ -395,4 +401,5 @@ def drawn(seed: int) -> Fool:
         line = f"{shaped} = torch.where({condition}, {changed}, {shaped})"
     else:
         line = f"if {condition}:\n    {shaped} = {changed}"
-    return Fool(f"{seed} {kind} {at} in {where}", {place: line}, {"num_hidden_layers": 6} if kind == "layer" else {})
+    fields = {"num_hidden_layers": 6} if kind == "layer" else {}
+    return Fool(f"{seed} {kind} {at} in {where}", {place: line}, fields, length=at)

@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 
 from onboard.analysis.recorder import modeling_modules
 from onboard.analysis.source import module_source
-from onboard.analysis.tiny import build_small, counts_positions, prompt, tiny_config
+from onboard.analysis.tiny import build_small, counts_positions, from_zero, prompt, tiny_config
 from onboard.analysis.tiny_sizes import KNOWN_SIZES, MAX_POSITIONS
 from onboard.graph.architecture import text_config
 
@@ -28,7 +28,9 @@ _COVERED = 20
 """Any other prompt has more tokens."""
 _BEYOND = 9
 _POSITIONS = ("max_position_embeddings", "max_seq_len")
+_MOST_ROWS = 8
 _DIVIDE = (ast.Div, ast.FloorDiv, ast.Mod)
+_EQUAL = (ast.Eq, ast.NotEq, ast.In, ast.NotIn, ast.Is, ast.IsNot)
 _BOUND = frozenset({"clamp", "clip", "min", "max", "clamp_min", "clamp_max", "minimum", "maximum"})
 
 
@@ -65,15 +67,33 @@ def crossing_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
     return [*found, *(prompt(start, length=min(2 * _BEYOND, room - start), batch=1, seed=6) for start in starts)]
 
 
+def exact_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
+    """Return prompts with just as many tokens, or rows if few, as some number that code asks sizes to be equal to.
+
+    To be a multiple of a number is such a question, too.
+    """
+    config: Any = model.config
+    literals = {number for tree in _code(model) for number in _exact_numbers(tree)}
+    numbers = {abs(value) for value in literals | _fields(model)}
+    lengths = sorted(each for each in numbers if 1 < each <= min(LONGEST, positions(config)))
+    rows = [each for each in lengths if each <= _MOST_ROWS]
+    found = [prompt(0, length=each, batch=1, seed=8) for each in lengths]
+    return found + [from_zero(prompt(0, length=_BEYOND, batch=each, seed=9)) for each in rows]
+
+
 def thresholds(model: nn.Module) -> list[int]:
     """Return the numbers, sorted, that stand in comparisons, bounds and divisions of the code that a model runs.
 
     Those of the model's config are among them, but for the sizes that every tiny model has.
     """
+    literals = {number for tree in _code(model) for number in _numbers(tree)}
+    return sorted({abs(value) for value in literals | _fields(model)})
+
+
+def _fields(model: nn.Module) -> set[int]:
     own: Any = model.config
     fields = [value for name, value in own.to_dict().items() if name not in KNOWN_SIZES]
-    literals = {number for tree in _code(model) for number in _numbers(tree)}
-    return sorted({int(abs(value)) for value in literals | {item for item in fields if isinstance(item, int)}})
+    return {int(value) for value in fields if isinstance(value, int)}
 
 
 def _code(model: nn.Module) -> Iterator[ast.AST]:
@@ -95,6 +115,15 @@ def _numbers(tree: ast.AST) -> Iterator[int]:
             case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=args, keywords=keywords):
                 if name in _BOUND:
                     yield from _literals(*args, *(item.value for item in keywords))
+
+
+def _exact_numbers(tree: ast.AST) -> Iterator[int]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Compare(left=left, ops=ops, comparators=others) if any(isinstance(op, _EQUAL) for op in ops):
+                yield from _literals(left, *others)
+            case ast.BinOp(op=ast.Mod(), right=right):
+                yield from _literals(right)
 
 
 def _literals(*nodes: ast.AST) -> Iterator[int]:

@@ -26,7 +26,7 @@ from onboard.analysis.composite import is_under
 from onboard.analysis.counterparts import counterparts, is_choice, without_later
 from onboard.analysis.recorder import ModuleCall, first_tensor, modules_recorded, rmse_ratio
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.thresholds import build_roomy, crossing_prompts, positions
+from onboard.analysis.thresholds import build_roomy, crossing_prompts, exact_prompts, positions
 from onboard.analysis.tiny import (
     from_zero,
     load_config,
@@ -94,9 +94,10 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
 
 
 def _shapes(reference: nn.Module) -> list[dict[str, torch.Tensor]]:
-    """Return prompts of one row, and of one token if the model takes that: code may branch on sizes of 1."""
+    """Return prompts of one row, of one token if the model takes that, and of sizes that code may ask for."""
     rows = [from_zero(prompt(0, length=9, batch=batch, seed=7)) for batch in (1, 2)]
     tokens = [{name: tensor[:, :1] for name, tensor in each.items()} for each in rows]
+    rows += exact_prompts(reference)
     try:
         with torch.no_grad():
             reference(**tokens[0], use_cache=False)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import edit_config, save_checkpoint, tree
+from drawing import some_of
 from remote_models import save_remote
 from safetensors.torch import load_file
 
@@ -18,7 +19,7 @@ STYLES = ["fused2023", "biased2023", "sdpa2024", "moe2024", "modern"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", some_of(STYLES, always=("moe2024",), by_chance=1))
 def test_a_model_is_onboarded_with_consent_and_refused_without(
     style: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

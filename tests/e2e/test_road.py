@@ -110,12 +110,13 @@ def test_nothing_was_injected(hostile: Finished) -> None:
     assert all("49" not in name for name in without_stamps)
 
 
-def test_killed_at_random_moments(hostile: Finished, tmp_path: Path) -> None:
-    """Ten kills, each run going on where the one before was killed; a root that gets done is followed by a new one."""
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.exhaustive)])
+def test_killed_at_random_moments(kills: int, hostile: Finished, tmp_path: Path) -> None:
+    """Each run goes on where the one before was killed; a root that gets done is followed by a new one."""
     seed = random.SystemRandom().randrange(2**31)
     print(f"seed {seed}")
     moments, killed, roots = random.Random(seed), 0, [tmp_path / "root0"]
-    while killed < 10:
+    while killed < kills:
         process = start(command(hostile.checkpoint, roots[-1]))
         try:
             process.communicate(timeout=moments.uniform(0.1, hostile.seconds / 3))
