@@ -6,17 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+from drawing import some_of
 from warm import Warm
 
 from onboard.workflow.sweep.checkpoint import make_checkpoint
 from onboard.workflow.sweep.targets import Target
 
-OFTEN = ("qwen2_5_vl", "voxtral")
-"""Positions along several axes behind an image, and a sound."""
-SELDOM = ("gemma3", "internvl", "llava", "mistral3", "qwen3_vl")
+COMPOSITES = ("gemma3", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl", "voxtral")
 
 
-@pytest.mark.parametrize("model_type", [*OFTEN, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in SELDOM)])
+@pytest.mark.parametrize("model_type", some_of(COMPOSITES, always=(), by_chance=1))
 def test_a_tiny_composite_is_onboarded_and_reads_an_image_or_a_sound(
     model_type: str, warm: Warm, tmp_path: Path
 ) -> None:

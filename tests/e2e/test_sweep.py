@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -78,15 +79,19 @@ def test_a_sweep_finds_what_works_and_goes_on_where_it_was(tmp_path: Path) -> No
 
 SAMPLE = ("bart", "roberta", "bloom", "gpt_neo", "mamba2", "lfm2", "gemma3", "llama4_text", "deepseek_v32", "phi3")
 """One type for each mechanism that no other test brings through the whole road."""
+DRAWN = 4
+"""So many of them are swept in one run of the tests."""
 
 
 @pytest.mark.slow
 def test_a_sample_is_as_the_committed_coverage_says(tmp_path: Path) -> None:
-    done = sweep(tmp_path, *SAMPLE, "--json", "--jobs", "2")
+    sample = random.SystemRandom().sample(SAMPLE, DRAWN)
+    print(sample)
+    done = sweep(tmp_path, *sample, "--json")
     found = by_name(json.loads(done.stdout))
     committed = by_name(json.loads((CONTENT_ROOT / "registry" / "coverage.json").read_text(encoding="utf-8")))
     for key in ("status", "level", "phases"):
-        assert {name: found[name][key] for name in SAMPLE} == {name: committed[name][key] for name in SAMPLE}
+        assert {name: found[name][key] for name in sample} == {name: committed[name][key] for name in sample}
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ from onboard.testing.models import randomize_
 
 SEED = int(os.environ.get("ONBOARD_MUTATION_SEED", "20"))
 """Of the mutations; the prompts and weights on which functions are compared are fresh ones."""
-MUTATIONS = int(os.environ.get("ONBOARD_MUTATIONS", "30"))
+MUTATIONS = int(os.environ.get("ONBOARD_MUTATIONS", "15"))
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 8},
     "gemma2": {},
