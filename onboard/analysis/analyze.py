@@ -187,8 +187,8 @@ def _record(model: nn.Module) -> list[Recording]:
                 f"canonical attention changes the logits of {type(model).__name__} (rmse ratio {error:.1e})"
             )
         recordings.append(recording)
-    check_causality(model)
     check_batch(model)
+    check_causality(model)  # by a batch
     return recordings
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PretrainedConfig
 from transformers.utils import logging
 
+from onboard.analysis.apart import SAME, change_by_later
 from onboard.analysis.tiny import VOCABULARY, build_small, load_config, one_line, tiny_config
 from onboard.errors import OnboardError
 from onboard.graph.architecture import decoder_config, find_language_model, is_composite, text_config
@@ -49,6 +50,8 @@ class Checkpoint:
     architecture: str
     is_causal: bool | None
     """Logits do not depend on later tokens, nor on the time of day; None: the model does not run on a text."""
+    why_not_causal: str = ""
+    """What they depend on that they must not."""
     options: list[str] = field(default_factory=list)
     """What was changed."""
     refused: dict[str, str] = field(default_factory=dict)
@@ -80,7 +83,8 @@ def _made(target: Target, full: PretrainedConfig, folder: Path, seed: int) -> Ch
     model.save_pretrained(folder)  # type: ignore[operator]
     made.architecture, made.missing = type(model).__name__, missing_classes(full, model)
     if _reads_texts(model):
-        made.is_causal, made.flow = is_causal(model), flow(model)
+        made.why_not_causal, made.flow = why_not_causal(model), flow(model)
+        made.is_causal = not made.why_not_causal
     return made
 
 
@@ -94,7 +98,7 @@ def _config_alone(config: PretrainedConfig, folder: Path) -> Checkpoint:
 @torch.no_grad()
 def _reads_texts(model: nn.Module) -> bool:
     try:
-        model(input_ids=_text(), use_cache=False)
+        model(input_ids=_text()[:1], use_cache=False)  # one text, to whatever takes several rows for one
     except Exception:  # whatever a model's own code raises
         return False
     return True
@@ -108,15 +112,21 @@ def missing_classes(config: PretrainedConfig, tiny: nn.Module) -> list[str]:
     return sorted(names[0] - names[1])
 
 
-@torch.no_grad()
 def is_causal(model: nn.Module) -> bool:
     """Tell whether a language model gives the same logits again, and the same ones when only later tokens change."""
-    ids = _text()
-    changed = ids.clone()
-    changed[:, -4:] = (changed[:, -4:] + 1) % VOCABULARY
-    first, second, other = (model(input_ids=text, use_cache=False).logits for text in (ids, ids, changed))
-    limit = _SAME * first.square().mean().sqrt()
-    return bool(((first - second).abs() <= limit).all() and ((first - other).abs()[:, :-4] <= limit).all())
+    return not why_not_causal(model)
+
+
+@torch.no_grad()
+def why_not_causal(model: nn.Module) -> str:
+    """Return what makes a language model none that is causal; empty: it is one."""
+    inputs = {"input_ids": _text()}
+    first, second = (model(**inputs, use_cache=False).logits for _ in range(2))
+    if not ((first - second).abs() <= _SAME * first.square().mean().sqrt()).all():
+        return "its logits differ from one run to the next"
+    if not (change := change_by_later(model, inputs)) <= SAME:
+        return f"a token changes the logits of tokens before it (rmse ratio {change:.1e})"
+    return ""
 
 
 @torch.no_grad()
@@ -195,7 +205,7 @@ def _tried(
 def _effect(small: PretrainedConfig) -> _Effect:
     model = build_small(small)
     logits: torch.Tensor = model(input_ids=_text(), use_cache=False).logits
-    problem = "" if is_causal(model) else "with it the model is not causal"
+    problem = why_not_causal(model)
     if not flow(model) >= LEAST_FLOW:
         problem = "with it a token hardly moves later logits"
     return _Effect({name: tensor.shape for name, tensor in model.state_dict().items()}, logits, problem)

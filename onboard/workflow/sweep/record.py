@@ -66,6 +66,8 @@ class TargetRecord(StrictModel):
     seconds: float = 0.0
     architecture: str = ""
     is_causal: bool | None = None
+    why_not_causal: str = ""
+    """What its logits depend on that they must not."""
     missing: list[str] | None = None
     """Classes of modules that the full model has and the tiny one lacks."""
     flow: float | None = None
@@ -241,7 +243,7 @@ def _status(record: TargetRecord, levels: dict[str, LevelStatus], until: str) ->
     if record.error:
         return "fail", f"no tiny checkpoint: {record.error}"
     if record.is_causal is False:
-        return "not-causal", "its logits depend on later tokens, or differ from one run to the next"
+        return "not-causal", record.why_not_causal or "nobody said what its logits depend on"
     if bad := next((phase for phase in record.phases if phase.status != "done"), None):
         if (bad.name, bad.status) == ("test", "failed") and _only_lacks_a_cache(record, levels):
             return "prefill", next(row["message"] for row in _failed_tests(record)).partition(": ")[2]

@@ -195,6 +195,7 @@ def read_record(job: Job) -> TargetRecord:
     for event in _events(job):
         if made := event.pop("checkpoint", None):
             record.architecture, record.is_causal = made["architecture"], made["is_causal"]
+            record.why_not_causal = made["why_not_causal"]
             record.options, record.refused_options = made["options"], made["refused"]
             record.missing, record.flow = made["missing"], made["flow"]
         if phase := event.pop("phase", None):

@@ -95,11 +95,12 @@ def test_a_child_that_leaves_without_a_word_is_lost(do: Do, code: int) -> None:
 
 
 def test_a_child_that_said_everything_is_done(do: Do) -> None:
-    made = {"architecture": "X", "is_causal": True, "options": ["a"], "refused": {"b": "c"}, "missing": [], "flow": 0.5}
+    made = {"architecture": "X", "is_causal": False, "why_not_causal": "it looks ahead", "options": ["a"]}
+    made |= {"refused": {"b": "c"}, "missing": [], "flow": 0.5}
     phase = {"name": "gather", "status": "done", "seconds": 0.1, "error": "", "proving": False, "internal": False}
     record = do(lambda job: write_events(job, {"checkpoint": made}, {"phase": phase}, {"lines": 7}, {"end": True}))
     assert (record.end, record.architecture, record.options, record.lines) == ("exited", "X", ["a"], 7)
-    assert record.flow == 0.5
+    assert (record.is_causal, record.why_not_causal, record.flow) == (False, "it looks ahead", 0.5)
     assert [phase.name for phase in record.phases] == ["gather"]
     assert record.verdict is None  # there is nothing to judge
 

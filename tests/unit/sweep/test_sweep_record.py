@@ -139,8 +139,9 @@ def test_one_thing_amiss_is_no_pass_and_says_why(name: str) -> None:
 def test_what_is_not_causal_is_no_failure_of_ours() -> None:
     record = good()
     record.is_causal, record.phases, record.tests, record.lines = False, [], [], None
+    record.why_not_causal = "it looks ahead"
     entry = conclude(record, "test")
-    assert (entry.status, entry.level) == ("not-causal", "checkpoint")
+    assert (entry.status, entry.level, entry.reason) == ("not-causal", "checkpoint", "it looks ahead")
 
 
 @pytest.mark.parametrize("name", DISAGREEMENTS)

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from onboard.analysis.tiny import build_tiny, tiny_config
 from onboard.errors import UsageError
 from onboard.workflow.sweep import checkpoint
-from onboard.workflow.sweep.checkpoint import flow, is_causal, make_checkpoint, missing_classes
+from onboard.workflow.sweep.checkpoint import flow, is_causal, make_checkpoint, missing_classes, why_not_causal
 from onboard.workflow.sweep.options import Option, options
 from onboard.workflow.sweep.record import LEAST_FLOW
 from onboard.workflow.sweep.targets import VARIANTS, Target, causal_types, check_types, resolve
@@ -87,10 +87,10 @@ def test_a_class_that_serves_encoders_too_is_saved_as_a_decoder(name: str, tmp_p
 def test_a_model_that_looks_ahead_or_rolls_dice_is_not_causal() -> None:
     config = AutoConfig.for_model("bert", **TINY, is_decoder=False)
     bidirectional = AutoModelForCausalLM.from_config(config).eval()
-    assert not is_causal(_larger_vocabulary(bidirectional))
+    assert why_not_causal(_larger_vocabulary(bidirectional)).startswith("a token changes the logits of tokens before")
     dropout = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **TINY, attention_dropout=0.5))
     assert is_causal(_larger_vocabulary(dropout.eval()))
-    assert not is_causal(_larger_vocabulary(dropout.train()))
+    assert why_not_causal(_larger_vocabulary(dropout.train())) == "its logits differ from one run to the next"
 
 
 def _larger_vocabulary(model: nn.Module) -> nn.Module:

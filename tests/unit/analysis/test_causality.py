@@ -1,0 +1,85 @@
+"""A token that changes the logits of those before it is found wherever it stands."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.models.prophetnet.modeling_prophetnet import ProphetNetNgramSelfAttention
+
+from onboard.analysis.analyze import analyze
+from onboard.analysis.apart import SAME, change_by_later, check_causality
+from onboard.analysis.tiny import VOCABULARY, from_zero, prompt
+from onboard.errors import OnboardError
+from onboard.workflow.sweep.checkpoint import is_causal, make_checkpoint
+from onboard.workflow.sweep.targets import Target
+
+LENGTH = 9
+
+
+class Peeking(nn.Module):
+    """The logits of the token at `reader` take in a little of the token at `read`; others are of their own token."""
+
+    def __init__(self, reader: int, read: int, share: float = 1e-3, seed: int = 0) -> None:
+        super().__init__()
+        self.reader, self.read, self.share = reader, read, share
+        self.table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+
+    def forward(self, input_ids: Tensor, **_: Any) -> SimpleNamespace:
+        logits = self.table[input_ids].clone()
+        logits[:, self.reader] += self.share * self.table[input_ids[:, self.read]]
+        return SimpleNamespace(logits=logits)
+
+
+def test_any_token_that_reads_any_later_one_is_found() -> None:
+    seed = secrets.randbelow(2**31)
+    print(f"seed {seed}")
+    inputs = from_zero(prompt(0, length=LENGTH, seed=seed))
+    for reader in range(LENGTH):
+        for read in range(LENGTH):
+            change = change_by_later(Peeking(reader, read, seed=seed), inputs)
+            assert (change > SAME) is (read > reader), (reader, read, change)
+
+
+@pytest.mark.parametrize("share", [1e-3, float("nan")])
+def test_who_looks_ahead_in_the_first_half_is_refused(share: float) -> None:
+    check_causality(Peeking(6, 3))
+    assert is_causal(Peeking(6, 3))
+    with pytest.raises(OnboardError, match="Peeking is not causal: a token changes the logits of tokens before it"):
+        check_causality(Peeking(3, 6, share))
+    assert not is_causal(Peeking(3, 6, share))
+
+
+def _bias_in_order(
+    self: ProphetNetNgramSelfAttention, hidden: Tensor, scores: Tensor, _: Any, buckets: Tensor
+) -> Tensor:
+    """Return [batch, streams, heads, tokens, keys]: of each query's own numbers, those of its keys' buckets."""
+    numbers = self.relative_pos_embeddings(hidden)  # hidden: [batch, tokens, streams, hidden]
+    by_head = numbers.unflatten(-1, (self.num_buckets, self.num_attn_heads)).permute(0, 2, 4, 1, 3)
+    return by_head.gather(-1, buckets.long()[:, None, None].expand_as(scores))
+
+
+def test_prophetnet_as_transformers_reads_a_prompt_is_not_causal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers gathers the bias of the predicting streams from rows in the order of (token, stream, head) by
+    buckets in the order of (stream, head, token): a query gets that of another token, head and stream. Which ones
+    hangs on the length of the text; they lie in its first half. Gathered in order the same weights are causal.
+    """
+    made = make_checkpoint(Target(name="prophetnet", variant="varied"), tmp_path)
+    assert made.is_causal is False
+    assert made.why_not_causal.startswith("a token changes the logits of tokens before it")
+    config = json.loads((tmp_path / "config.json").read_text())
+    with pytest.raises(OnboardError, match="ProphetNetForCausalLM is not causal: a token changes the logits"):
+        analyze(config, model="x")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert not is_causal(model)
+    monkeypatch.setattr(ProphetNetNgramSelfAttention, "get_predict_relative_pos_embeddings", _bias_in_order)
+    assert is_causal(model)
