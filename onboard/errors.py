@@ -46,3 +46,7 @@ class NotFiniteError(OnboardError):
 
 class NoCachedFormError(OnboardError):
     """Something in the model carries state from token to token and has no cached form yet: it can only prefill."""
+
+
+class NotCausalError(OnboardError):
+    """A token changes what the model says of those before it: no mode can go on with what it has computed of a text."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from onboard.analysis.recorder import rmse_ratio
 from onboard.analysis.tiny import VOCABULARY, from_zero, prompt
-from onboard.errors import OnboardError
+from onboard.errors import NotCausalError, OnboardError
 
 SAME = 1e-5
 """Largest rmse ratio of logits that are to be the same."""
@@ -21,7 +21,7 @@ def check_causality(model: nn.Module) -> None:
     """Refuse a model in which a token changes the logits of those before it."""
     if not (change := change_by_later(model, from_zero(prompt(0, seed=1)))) <= SAME:
         name = type(model).__name__
-        raise OnboardError(f"{name} is not causal: a token changes the logits of tokens before it ({_shown(change)})")
+        raise NotCausalError(f"{name} is not causal: a token changes the logits of tokens before it ({_shown(change)})")
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ import pytest
 from onboard import __version__
 from onboard.cli import main
 from onboard.cli.model import ModelRun, resume_command
-from onboard.errors import ConsentRequiredError, OnboardError
+from onboard.errors import ConsentRequiredError, NotCausalError, OnboardError
 from onboard.workflow.engine import Engine
 from onboard.workflow.outcome import PhaseOutcome, RunOutcome
 from onboard.workflow.phase import RunContext
@@ -251,6 +251,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
         ("analyze", "no-such-type", OnboardError("no way"), False),
         ("gather", "mpt", OnboardError("no weights"), False),
         ("analyze", "mpt", ConsentRequiredError("remote code"), False),
+        ("analyze", "mpt", NotCausalError("it looks ahead"), False),
     ],
 )
 def test_a_model_that_is_not_translated_may_run_as_it_is(

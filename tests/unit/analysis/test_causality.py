@@ -17,7 +17,7 @@ from transformers.models.prophetnet.modeling_prophetnet import ProphetNetNgramSe
 from onboard.analysis.analyze import analyze
 from onboard.analysis.apart import SAME, change_by_later, check_causality
 from onboard.analysis.tiny import VOCABULARY, from_zero, prompt
-from onboard.errors import OnboardError
+from onboard.errors import NotCausalError
 from onboard.workflow.sweep.checkpoint import is_causal, make_checkpoint
 from onboard.workflow.sweep.targets import Target
 
@@ -52,7 +52,7 @@ def test_any_token_that_reads_any_later_one_is_found() -> None:
 def test_who_looks_ahead_in_the_first_half_is_refused(share: float) -> None:
     check_causality(Peeking(6, 3))
     assert is_causal(Peeking(6, 3))
-    with pytest.raises(OnboardError, match="Peeking is not causal: a token changes the logits of tokens before it"):
+    with pytest.raises(NotCausalError, match="Peeking is not causal: a token changes the logits of tokens before it"):
         check_causality(Peeking(3, 6, share))
     assert not is_causal(Peeking(3, 6, share))
 
@@ -77,7 +77,7 @@ def test_prophetnet_as_transformers_reads_a_prompt_is_not_causal(
     assert made.is_causal is False
     assert made.why_not_causal.startswith("a token changes the logits of tokens before it")
     config = json.loads((tmp_path / "config.json").read_text())
-    with pytest.raises(OnboardError, match="ProphetNetForCausalLM is not causal: a token changes the logits"):
+    with pytest.raises(NotCausalError, match="ProphetNetForCausalLM is not causal: a token changes the logits"):
         analyze(config, model="x")
     model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert not is_causal(model)
