@@ -90,3 +90,37 @@ def test_in_place_edits_become_functional_and_dropout_goes() -> None:
     assert result.count(aten.dropout) == 0
     assert result.count(aten.linear) == 1
     assert worst_error(result, module, _inputs) == 0
+
+
+class _Typed(nn.Module):
+    """Adds an entry of a table, as long as the longest text, to each token."""
+
+    def __init__(self, table: Tensor, *, persistent: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Buffer(table, persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table[:, : x.shape[1]].expand(x.shape[0], x.shape[1])[..., None]
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_table_of_one_number_serves_rows_longer_than_itself(number: int) -> None:
+    result = transform(["widen_uniform_slice"], _Typed(torch.full((1, 16), number)), _inputs(3, 7))
+
+    assert result.matches["widen_uniform_slice"] == 1
+    x = torch.randn(1, 40, 6)
+    assert torch.equal(result.gm(x), x + number)
+    assert worst_error(result, _Typed(torch.full((1, 16), number)), _inputs) == 0
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        _Typed(torch.eye(1, 16, dtype=torch.int64)),
+        _Typed(torch.zeros(1, 16), persistent=True),  # a checkpoint may hold other numbers
+    ],
+)
+def test_another_table_is_read_as_it_is(module: nn.Module) -> None:
+    result = transform(["widen_uniform_slice"], module, _inputs(3, 7))
+
+    assert result.matches["widen_uniform_slice"] == 0
