@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onboard.ops.attention import torch_attention
-from onboard.ops.cached_attention import only_seen, read_sequence, write_tokens
+from onboard.ops.cached_attention import first_seen, only_seen, read_sequence, write_tokens
 from onboard.ops.indexer import best_first
 from onboard.ops.library import register_op
 
@@ -20,24 +20,32 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
-def kept_bias(key_bias: Tensor, last: Tensor, keep: int) -> Tensor:
+def kept_bias(key_bias: Tensor, last: Tensor, keep: int, sliding_window: int | None = None) -> Tensor:
     """Return what is added to the scores, [batch, kv_heads, queries, keys]: the bias of kept keys, -inf for the others.
 
     Args:
         key_bias: [batch, keys, kv_heads].
         last: [queries, 1] or [batch, 1, queries, 1], the last key that each query may see.
         keep: keys that a query keeps; all of them when there are fewer.
+        sliding_window: keys, itself included, among which a query chooses; None: all up to it.
     """
     keys = key_bias.shape[1]
-    later = torch.arange(keys, device=key_bias.device) > last
-    bias = key_bias.transpose(1, 2).unsqueeze(2).masked_fill(later, -torch.inf)
+    distance = last - torch.arange(keys, device=key_bias.device)
+    hidden = (distance < 0) | (distance >= (keys if sliding_window is None else sliding_window))
+    bias = key_bias.transpose(1, 2).unsqueeze(2).masked_fill(hidden, -torch.inf)
     best = best_first(bias, min(keep, keys))
     return torch.full_like(bias, -torch.inf).scatter(-1, best, bias.gather(-1, best))
 
 
 @register_op(_fake, carries_state=True)
 def torch_dynamic_mask_attention(
-    query: Tensor, key: Tensor, value: Tensor, key_bias: Tensor, keep: int, scale: float | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_bias: Tensor,
+    keep: int,
+    scale: float | None = None,
+    sliding_window: int | None = None,
 ) -> Tensor:
     """Causal attention of each query to the `keep` keys of the largest bias, which is added to their scores.
 
@@ -46,13 +54,14 @@ def torch_dynamic_mask_attention(
         key_bias: [batch, sk, kv_heads].
         keep: keys that a query keeps; all of them when there are fewer.
         scale: as in `torch_attention`.
+        sliding_window: keys, itself included, among which a query chooses; None: all up to it.
 
     Returns:
         [batch, sq, heads, value_dim].
     """
     sq, sk = query.shape[1], key.shape[1]
     last = torch.arange(sk - sq, sk, device=query.device).unsqueeze(1)
-    return _attention(query, key, value, kept_bias(key_bias, last, keep), scale)
+    return _attention(query, key, value, kept_bias(key_bias, last, keep, sliding_window), scale)
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float | None) -> Tensor:
@@ -76,6 +85,7 @@ def torch_cached_dynamic_mask_attention(
     bias_cache: Tensor,
     keep: int,
     scale: float | None = None,
+    sliding_window: int | None = None,
 ) -> Tensor:
     """`torch_dynamic_mask_attention` of a flat row of tokens: store keys, values and biases, then attend over pages.
 
@@ -89,15 +99,19 @@ def torch_cached_dynamic_mask_attention(
     if longest_query == 1:
         pages = block_table[:, : -(-longest_kv // k_cache.shape[2])].long()
         read = [cache[pages].transpose(2, 3).flatten(1, 2).to(query.dtype) for cache in caches]
-        seen = torch.arange(read[0].shape[1], device=query.device) < kv_lens.unsqueeze(1)
+        distance = kv_lens.unsqueeze(1) - 1 - torch.arange(read[0].shape[1], device=query.device)
+        seen = (distance >= 0) & (distance < (sliding_window or read[0].shape[1]))
         keys, values, biases = (only_seen(stored, seen) for stored in read)
-        bias = kept_bias(biases[..., 0], (kv_lens - 1).view(-1, 1, 1, 1), keep)
+        bias = kept_bias(biases[..., 0], (kv_lens - 1).view(-1, 1, 1, 1), keep, sliding_window)
         return _attention(query[0].unsqueeze(1), keys, values, bias, scale).transpose(0, 1)
     out = query.new_zeros((*query.shape[:-1], value.shape[-1]))
     starts, lengths = cu_seqlens.tolist(), kv_lens.tolist()
     for index in range(sequences):
         rows = slice(starts[index], starts[index + 1])
-        stored = (read_sequence(cache, block_table[index], lengths[index]) for cache in caches)
+        first = first_seen(lengths[index] - (rows.stop - rows.start), sliding_window)
+        stored = (read_sequence(cache, block_table[index], lengths[index], first) for cache in caches)
         keys, values, biases = (each.transpose(1, 2).to(query.dtype) for each in stored)
-        out[:, rows] = torch_dynamic_mask_attention(query[:, rows], keys, values, biases[..., 0], keep, scale)
+        out[:, rows] = torch_dynamic_mask_attention(
+            query[:, rows], keys, values, biases[..., 0], keep, scale, sliding_window
+        )
     return out

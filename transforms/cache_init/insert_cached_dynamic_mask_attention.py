@@ -35,17 +35,17 @@ class DynamicMaskAttentionDescriptor(CachedOpDescriptor):
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return caches for keys and values, and one for the biases in their own dtype: small differences decide."""
         key, value, bias = (tensor_argument(node, index).meta["val"] for index in (1, 2, 3))
-        heads = int(key.shape[2])
+        heads, window = int(key.shape[2]), arguments(node)["sliding_window"]
         return {
-            "k_cache": KVPagedResource(heads, int(key.shape[3]), dtype or key.dtype, page_size),
-            "v_cache": KVPagedResource(heads, int(value.shape[3]), dtype or value.dtype, page_size),
-            "bias_cache": KVPagedResource(heads, 1, bias.dtype, page_size),
+            "k_cache": KVPagedResource(heads, int(key.shape[3]), dtype or key.dtype, page_size, window),
+            "v_cache": KVPagedResource(heads, int(value.shape[3]), dtype or value.dtype, page_size, window),
+            "bias_cache": KVPagedResource(heads, 1, bias.dtype, page_size, window),
         }
 
     def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return keep and scale."""
+        """Return keep, scale and sliding_window."""
         found = arguments(node)
-        return found["keep"], found["scale"]
+        return found["keep"], found["scale"], found["sliding_window"]
 
 
 @register_transform("insert_cached_dynamic_mask_attention")

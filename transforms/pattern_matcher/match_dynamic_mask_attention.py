@@ -16,7 +16,8 @@ from onboard.graph.transform import BaseTransform, TransformConfig, TransformInf
 from onboard.ops.dynamic_mask import kept_bias
 
 _LENGTHS = (3, 24)
-_SMALL = 5
+_SMALL, _SMALL_WINDOW = 5, 8
+"""What takes the place of the number of keys that are kept, and of the window in which they are chosen."""
 
 
 @register_transform("match_dynamic_mask_attention")
@@ -32,25 +33,29 @@ class MatchDynamicMaskAttention(BaseTransform[TransformConfig]):
         matches = 0
         for node in nodes_of(gm, ATTENTION):
             found = arguments(node)
-            if not _is_plain(found) or (read := _read(gm, found["attn_mask"])) is None:
+            window = found["sliding_window"]
+            if not _is_plain(found) or (read := _read(gm, found["attn_mask"], window)) is None:
                 continue
             bias, keep = read
             by_key = call(gm, node, aten.transpose.int, bias, 1, 2, like=node)
             tensors = [found[name] for name in ("query", "key", "value")]
             op = torch.ops.onboard.torch_dynamic_mask_attention.default
-            replace_with(node, call(gm, node, op, *tensors, by_key, keep, found["scale"], like=node))
+            replace_with(node, call(gm, node, op, *tensors, by_key, keep, found["scale"], window, like=node))
             matches += 1
         return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=not matches)
 
 
 def _is_plain(found: dict[str, Any]) -> bool:
-    lacking = ("sinks", "sliding_window", "logit_cap", "alibi_slopes", "chunk_size")
+    lacking = ("sinks", "logit_cap", "alibi_slopes", "chunk_size")
     plain = found["is_causal"] and found["dropout_p"] == 0.0 and found["layout"] == "bsnd"
     return plain and isinstance(found["attn_mask"], fx.Node) and all(found[name] is None for name in lacking)
 
 
-def _read(gm: fx.GraphModule, mask: fx.Node) -> tuple[fx.Node, int] | None:
-    """Return the biases [batch, kv_heads, keys] that a mask comes from and how many it keeps; None: another mask."""
+def _read(gm: fx.GraphModule, mask: fx.Node, window: int | None) -> tuple[fx.Node, int] | None:
+    """Return the biases [batch, kv_heads, keys] that a mask comes from and how many it keeps; None: another mask.
+
+    The window that the attention has is one that the mask has to have, too, before it chooses.
+    """
     before = ancestors([mask])
     tops = [node for node in before if is_op(node, aten.topk)]
     if len(tops) != 1:
@@ -59,7 +64,8 @@ def _read(gm: fx.GraphModule, mask: fx.Node) -> tuple[fx.Node, int] | None:
     order = [node for node in gm.graph.nodes if node in ancestors([tops[0]]) and _is_bias(node)]
     if keep is None or not order:
         return None
-    return (order[-1], keep) if all(_keeps(gm, mask, order[-1], keep, length) for length in _LENGTHS) else None
+    matches = all(_keeps(gm, mask, order[-1], keep, window, length) for length in _LENGTHS)
+    return (order[-1], keep) if matches else None
 
 
 def _most(top: Any) -> int | None:
@@ -73,15 +79,17 @@ def _is_bias(node: fx.Node) -> bool:
     return node.op == "call_function" and isinstance(val, Tensor) and val.is_floating_point() and val.dim() == 3
 
 
-def _keeps(gm: fx.GraphModule, mask: fx.Node, source: fx.Node, keep: int, length: int) -> bool:
+def _keeps(gm: fx.GraphModule, mask: fx.Node, source: fx.Node, keep: int, window: int | None, length: int) -> bool:
     heads = source.meta["val"].shape[1]
     if not isinstance(heads, int):
         return False
     bias = torch.randn(PROBED, heads, length, generator=torch.Generator().manual_seed(length))
-    actual = evaluate(gm, mask, length, {keep: _SMALL}, {source: bias.to(source.meta["val"].dtype)})
+    small = None if window is None else _SMALL if window == keep else _SMALL_WINDOW
+    swaps = {keep: _SMALL} if window is None or small is None else {window: small, -window: -small, keep: _SMALL}
+    actual = evaluate(gm, mask, length, swaps, {source: bias.to(source.meta["val"].dtype)})
     if actual is None or actual.dim() != 4 or actual.shape[1] % heads:
         return False
-    expected = kept_bias(bias.transpose(1, 2).to(actual.dtype), torch.arange(length).unsqueeze(1), _SMALL)
+    expected = kept_bias(bias.transpose(1, 2).to(actual.dtype), torch.arange(length).unsqueeze(1), _SMALL, small)
     expected = expected.repeat_interleave(actual.shape[1] // heads, dim=1)
     hidden = actual <= torch.finfo(actual.dtype).min / 2
     return torch.equal(actual.masked_fill(hidden, -torch.inf), expected)

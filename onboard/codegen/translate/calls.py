@@ -123,7 +123,7 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
         case MaskMaker(padding=padding):
             return PaddingMask() if padding else Mask()
         case AttentionInterface():
-            return latent.attention(args) or canonical.attention(args, windows.of_masks(frame))
+            return latent.attention(args) or canonical.attention(windows.with_window(args, frame))
         case Method(owner=owner, name=attr):
             return _call_method(owner, attr, args, frame)
         case Code(expr=expr, static=static):
@@ -153,7 +153,7 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
         case Mask() if attr == "get":
             return owner  # one of a dict of masks
         case Code():
-            return tensor_method(owner, attr, args)
+            return tensor_method(owner, attr, args, windows.of_filled(owner, attr, args, frame))
         case Known(value=value) if args.known():
             return Known(getattr(value, attr)(*(item.value for item in args.positional)))  # type: ignore[attr-defined]
         case Global() if objects.is_attention_dispatch(owner) and attr in ("get_interface", "get"):

@@ -44,11 +44,10 @@ def op(op_name: str) -> ast.expr:
     return attribute(name("torch"), "ops", "onboard", op_name)
 
 
-def attention(args: Args, window: Value = NONE) -> Value:
+def attention(args: Args) -> Value:
     """Return the canonical form of `attention_interface(module, q, k, v, mask, scaling=..., ...)`.
 
-    The interface returns (output [batch, sequence, heads, dim], weights); weights are None here. `window` is that of
-    a causal mask, for attention that is given none itself.
+    The interface returns (output [batch, sequence, heads, dim], weights); weights are None here.
     """
     heads_first = args.positional[1:4]
     given = {**dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)), **args.keywords}
@@ -56,8 +55,6 @@ def attention(args: Args, window: Value = NONE) -> Value:
     qkv = [residual(untransposed(value) if by_sequence else value) for value in heads_first]
     if not same(by_query := given.get("sinks", NONE), NONE):
         given = {**given, "s_aux": Code(_sinks(residual(by_query)))}
-    if isinstance(given.get("attention_mask"), Mask):
-        given = {"sliding_window": window, **given}
     settings = [given.get(key, NONE) for key in ("scaling", "s_aux", "sliding_window", "softcap")]
     if (keys := chosen.indices(given.get("attention_mask"))) is not None:
         return Items((_sparse(heads_first, keys, settings), NONE))

@@ -64,11 +64,18 @@ def hidden(op: ast.cmpop, mask: Value, other: Value) -> Mask | None:
     return Mask() if (type(mask), type(op)) == asked and same(other, Known(0)) else None
 
 
-def filled(owner: Code, value: ast.expr) -> Code:
-    """Return `x.masked_fill(hidden, value)` for x [..., queries, keys] of one text's tokens."""
+def filled(owner: Code, value: ast.expr, window: ast.expr | None = None) -> Code:
+    """Return `x.masked_fill(hidden, value)` for x [..., queries, keys] of one text's tokens: those after each query.
+
+    With a window, those that lie so far back, too.
+    """
     expr = residual(owner)
     ones = call(attribute(name("torch"), "ones_like"), expr, dtype=attribute(name("torch"), "bool"))
-    return Code(call(attribute(expr, "masked_fill"), call(attribute(ones, "triu"), ast.Constant(1)), value))
+    hidden: ast.expr = call(attribute(ones, "triu"), ast.Constant(1))
+    if window is not None:
+        before = call(attribute(ones, "tril"), ast.UnaryOp(ast.USub(), window))
+        hidden = ast.BinOp(hidden, ast.BitOr(), before)
+    return Code(call(attribute(expr, "masked_fill"), hidden, value))
 
 
 def masked(scores: Code) -> Code:

@@ -101,6 +101,8 @@ class ClassState:
     """Attributes that `__init__` sets under a condition only."""
     inherits_init: bool = False
     """Its `__init__` is PyTorch's."""
+    fills_window: bool = False
+    """Its code puts the window of attention's mask into a mask of its own."""
     read_outside: set[str] = field(default_factory=set)
     """Attributes that other classes read."""
 

@@ -32,8 +32,11 @@ _MOVES = {"transpose", "permute", "view", "reshape", "contiguous", "unsqueeze", 
 _ALONG_LAST = {"chunk", "split", "mean", "sum", "norm", "softmax"}
 
 
-def tensor_method(owner: Code, attr: str, args: Args) -> Value:
-    """Return a tensor method's result; a transposition of heads and sequence is put off as long as it can be."""
+def tensor_method(owner: Code, attr: str, args: Args, window: ast.expr | None = None) -> Value:
+    """Return a tensor method's result; a transposition of heads and sequence is put off as long as it can be.
+
+    `window` is that of the mask that the tensor is filled by.
+    """
     if isinstance(owner, scores.Scores):
         bare = plain_call(attribute(owner.expr, attr), _without_masks(args))
         if isinstance(owner, indexer.IndexScores):
@@ -47,7 +50,7 @@ def tensor_method(owner: Code, attr: str, args: Args) -> Value:
     if (repeated := repeats.method(owner, attr, args)) is not None:
         return repeated
     if attr == "masked_fill" and type(args.positional[0]) is Mask and not owner.static:
-        return causal.filled(owner, residual(args.positional[1]))
+        return causal.filled(owner, residual(args.positional[1]), window)
     if isinstance(owner, KeyBias):
         return _bias_method(owner, attr, args)
     if owner.form == KEYS and (keys := biases.key_method(owner, attr, args)) is not None:

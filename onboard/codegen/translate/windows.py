@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -12,10 +13,24 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PretrainedConfig
 
-from onboard.codegen.translate.values import NONE, Code, Config, Untranslatable, Value, attribute, constant, name
+from onboard.codegen.translate.decisions import decided_here
+from onboard.codegen.translate.scores import Scores
+from onboard.codegen.translate.values import (
+    NONE,
+    Code,
+    Config,
+    Mask,
+    Untranslatable,
+    Value,
+    attribute,
+    constant,
+    name,
+    residual,
+)
 from onboard.graph.architecture import text_config
 
 if TYPE_CHECKING:
+    from onboard.codegen.translate.args import Args
     from onboard.codegen.translate.classes import Translator
     from onboard.codegen.translate.frame import Frame
     from onboard.codegen.translate.state import ClassState, Routine
@@ -65,6 +80,30 @@ def of_masks(frame: Frame) -> Value:
                 window = ast.IfExp(_is_sliding(), window, constant(None))
             return Code(window, static=True, optional=True)
     return NONE
+
+
+def with_window(args: Args, frame: Frame) -> Args:
+    """Return the arguments of attention with the window of its mask, where it is given none itself."""
+    given = [*args.positional[4:5], *(args.keywords[key] for key in ("attention_mask",) if key in args.keywords)]
+    own = frame.cls is not None and frame.cls.fills_window
+    if not (own or any(isinstance(value, Mask) for value in given)):
+        return args
+    return replace(args, keywords={"sliding_window": of_masks(frame), **args.keywords})
+
+
+def of_filled(owner: Code, attr: str, args: Args, frame: Frame) -> ast.expr | None:
+    """Return the window of the mask by which a tensor is filled, which the class's attention gets, too.
+
+    With and without one are two models. Where layers differ there is none: then no attention has the mask's window.
+    """
+    fills = attr == "masked_fill" and type(args.positional[0]) is Mask and not isinstance(owner, Scores)
+    if not fills or frame.cls is None or _kinds(frame.translator):
+        return None
+    window = of_masks(frame)
+    if not getattr(text_config(frame.translator.config), "sliding_window", None) or not decided_here(window, frame):
+        return None
+    frame.cls.fills_window = True
+    return residual(window)
 
 
 def _is_sliding() -> ast.expr:

@@ -44,6 +44,16 @@ def test_a_window_that_a_mask_has_before_it_gets_to_attention_is_asserted_away()
         prove(text, analyze(config | {"sliding_window": 5}, model="acme/tiny"), export=False)
 
 
+def test_scores_that_a_mask_with_a_window_fills_are_filled_in_the_window() -> None:
+    config = AutoConfig.for_model("doge", **SIZES, sliding_window=5, keep_window_size=3).to_dict()
+    spec = analyze(config, model="acme/tiny")
+    text = generate_model_file(spec)
+    assert ".tril(-self.config.sliding_window)" in text
+    assert prove(text, spec, export=False)
+    with pytest.raises(OnboardError, match="covered only with sliding_window"):
+        prove(text, analyze(config | {"sliding_window": None}, model="acme/tiny"), export=False)
+
+
 def test_masks_with_a_window_are_told_by_what_they_hide() -> None:
     kinds = ("causal_mask", "sliding_window_causal_mask", "chunked_causal_mask", "masks_for_generate")
     windowed = [kind for kind in kinds if _cuts(getattr(masking_utils, f"create_{kind}"))]

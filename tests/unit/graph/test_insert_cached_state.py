@@ -122,7 +122,7 @@ def _relative() -> _Mixer:
 
 def _dynamic_mask() -> _Mixer:
     def call(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        return ops.torch_dynamic_mask_attention(q, k, v, bias, 4, 0.4)
+        return ops.torch_dynamic_mask_attention(q, k, v, bias, 4, 0.4, 6)
 
     return _Mixer([(4, 5), (2, 5), (2, 3), (2,)], [], call)
 

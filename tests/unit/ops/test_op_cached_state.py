@@ -270,12 +270,12 @@ def _relative_with_sinks() -> Mechanism:
     )
 
 
-def _dynamic_mask(keep: int) -> Mechanism:
+def _dynamic_mask(keep: int, window: int | None = None) -> Mechanism:
     """A page holds keys, values and biases side by side."""
     return Mechanism(
-        lambda q, k, v, bias: ops.torch_dynamic_mask_attention(q, k, v, bias, keep, 0.4),
+        lambda q, k, v, bias: ops.torch_dynamic_mask_attention(q, k, v, bias, keep, 0.4, window),
         lambda q, k, v, bias, info, cache: torch_cached_dynamic_mask_attention(
-            q, k, v, bias, *_pages(info), cache[..., :5], cache[..., 5:8], cache[..., 8:], keep, 0.4
+            q, k, v, bias, *_pages(info, window), cache[..., :5], cache[..., 5:8], cache[..., 8:], keep, 0.4, window
         ),
         [(4, 5), (2, 5), (2, 3), (2,)],
         (2, PAGE, 9),
@@ -345,6 +345,7 @@ MECHANISMS = {
     "relative attention": lambda: _relative(None),
     "relative attention in a window": lambda: _relative(4),
     "dynamic mask": lambda: _dynamic_mask(3),
+    "dynamic mask in a window": lambda: _dynamic_mask(2, window=4),
     "indexed mla": lambda: _indexed_mla(3),
     "indexed mla with a window": lambda: _indexed_mla(4, window=5),
     "indexed mla with room for all": lambda: _indexed_mla(20),
