@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -27,8 +28,17 @@ def propagate_shapes(gm: fx.GraphModule, device: torch.device) -> None:
     inputs = [node.meta["val"] for node in placeholders(gm)]
     mode = fake_mode(gm)
     # The Python dispatcher runs composite operators (linear, matmul) in Python, where sizes may be symbolic.
-    with mode, enable_python_dispatcher(), torch.no_grad():
+    with mode, _sizes_by_data(mode), enable_python_dispatcher(), torch.no_grad():
         _ShapePropagation(gm, mode, device).run(*inputs)
+
+
+def _sizes_by_data(mode: FakeTensorMode) -> AbstractContextManager[None]:
+    """Let the graph's sizes that data decide be new symbols, of which nobody keeps a list.
+
+    Symbols on that list are to be in the next result that is looked through for them; torch 2.11 takes an input that is
+    added to the graph later for that result, and says that they are not there.
+    """
+    return mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env is not None else nullcontext()
 
 
 class _ShapePropagation(fx.Interpreter):

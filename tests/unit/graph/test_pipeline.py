@@ -10,9 +10,11 @@ import pytest
 import torch
 from graph_support import EXPORT, make_context, random_inputs, randomize, run_only
 from torch import fx, nn
+from torch.export import Dim
 
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.context import TransformContext
+from onboard.graph.export import export_to_graph
 from onboard.graph.fx import add_placeholder, copy_graphs, fake_mode, nodes_of, placeholders
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.shapes import propagate_shapes
@@ -209,6 +211,29 @@ def test_shapes_stay_symbolic_and_new_inputs_join_them(tmp_path: Path) -> None:
     logits = gm.graph.output_node().args[0].meta["val"]
     assert isinstance(logits.shape[0], torch.SymInt)
     assert isinstance(logits.shape[1], torch.SymInt)
+
+
+class _Split(nn.Module):
+    """Parts of a row, whose sizes its numbers decide."""
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        zeros = (input_ids == 0).sum()
+        sizes = torch.stack([zeros, input_ids.numel() - zeros]).tolist()
+        first, second = position_ids.flatten().split(sizes)
+        return torch.cat([first + 1.0, second * 2.0])
+
+
+def test_sizes_that_data_decide_are_propagated_and_an_input_added_after_them() -> None:
+    inputs = {"input_ids": torch.zeros(2, 7, dtype=torch.int64), "position_ids": torch.arange(7).expand(2, 7).clone()}
+    dims = dict.fromkeys(inputs, {0: Dim.DYNAMIC, 1: Dim.DYNAMIC})
+    gm = export_to_graph(_Split(), inputs, dims, torch.device("cpu"))
+    propagate_shapes(gm, torch.device("cpu"))
+
+    add_placeholder(gm, "extra", torch.zeros(8, dtype=torch.int32)[3:])
+    env = fake_mode(gm).shape_env
+    assert env is not None
+    assert not env.pending_fresh_unbacked_symbols, "torch 2.11 looks for them in every input that is added"
+    assert gm.graph.output_node().args[0].meta["val"].dtype == torch.float32
 
 
 class _Forgetful(BaseTransform[TransformConfig]):
