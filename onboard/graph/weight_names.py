@@ -99,26 +99,30 @@ def _splits(name: str) -> Iterator[tuple[str, str]]:
             yield name[: position + 1], name[position + 1 :]
 
 
-def explain_unused(unused: Mapping[str, TensorMeta], used: Collection[str]) -> tuple[list[str], list[str]]:
+def explain_unused(
+    unused: Mapping[str, TensorMeta], used: Collection[str], rename: Callable[[str], str] = str
+) -> tuple[list[str], list[str]]:
     """Sort tensors that no parameter takes into (facts to show, names that prove the model wrong).
 
     A layer beyond the model's (a reduced run, a draft layer) and a whole tree that the model does not have (a vision
     tower) are left out for a reason, and so are legacy buffers. Anything else inside a module that the model has
-    would change what it computes.
+    would change what it computes. That a tensor is a layer's may show only in the name that transformers gives it.
     """
-    modules = {prefix for name in used for prefix, _ in _splits(name)}
-    left_out: Counter[str] = Counter()
-    wrong = []
-    for name, meta in unused.items():
-        foreign = next((prefix for prefix, _ in _splits(name) if prefix not in modules), name)
-        if _is_legacy_buffer(name, meta):
-            left_out["legacy buffers"] += 1
-        elif foreign.endswith(".") and (foreign.count(".") == 1 or foreign.split(".")[-2].isdigit()):
-            left_out[foreign.rstrip(".")] += 1
-        else:
-            wrong.append(name)
-    facts = [f"the model leaves out {what} ({count} tensors of the checkpoint)" for what, count in left_out.items()]
-    return facts, wrong
+    left_out = {name: "legacy buffers" for name, meta in unused.items() if _is_legacy_buffer(name, meta)}
+    for renamed in (str, rename):
+        rest = [name for name in unused if name not in left_out]
+        modules = {prefix for name in used for prefix, _ in _splits(renamed(name))} if rest else set()
+        left_out |= {name: tree for name in rest if (tree := _foreign_tree(renamed(name), modules))}
+    counts = Counter(left_out[name] for name in unused if name in left_out)
+    facts = [f"the model leaves out {what} ({count} tensors of the checkpoint)" for what, count in counts.items()]
+    return facts, [name for name in unused if name not in left_out]
+
+
+def _foreign_tree(name: str, modules: Collection[str]) -> str | None:
+    """Return the layer or the whole tree that a tensor lies in and the model does not have; None: it lies elsewhere."""
+    foreign = next((prefix for prefix, _ in _splits(name) if prefix not in modules), name)
+    is_tree = foreign.endswith(".") and (foreign.count(".") == 1 or foreign.split(".")[-2].isdigit())
+    return foreign.rstrip(".") if is_tree else None
 
 
 def set_aside(

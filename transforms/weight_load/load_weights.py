@@ -127,7 +127,7 @@ def _find(
         context.facts.extend(checkpoint.explain(unused, used))
         unused = {}
     unused, aside = set_aside(unused, rename, context.factory.eager_modules)
-    facts, wrong = explain_unused(unused, used)
+    facts, wrong = explain_unused(unused, used, rename)
     if wrong:
         raise OnboardError(f"the model has no use for {wrong[0]} of the checkpoint ({len(wrong)})", hint=_WRONG_MODEL)
     context.facts.extend([*aside, *facts])

@@ -225,6 +225,19 @@ def test_a_layer_bias_is_not_a_legacy_mask():
     assert explain_unused({"h.0.attn.bias": bias}, used)[1] == ["h.0.attn.bias"]
 
 
+def test_that_a_tensor_is_of_a_further_layer_may_show_in_its_new_name() -> None:
+    def rename(name: str) -> str:
+        kind, _, index = name.rpartition(".")
+        return f"layers.{index}.query" if kind == "mixing.queries" else name
+
+    used = ["mixing.queries.0", "mixing.queries.1", "layers.0.w", "layers.1.w", "mixing.out"]
+    unused = dict.fromkeys(["mixing.queries.2", "layers.2.w", "mixing.spare"], TensorMeta((4,), torch.float32, 16))
+    facts, wrong = explain_unused(unused, used, rename)
+    assert facts == ["the model leaves out layers.2 (2 tensors of the checkpoint)"]
+    assert wrong == ["mixing.spare"]
+    assert explain_unused(unused, used)[1] == ["mixing.queries.2", "mixing.spare"]
+
+
 class _WithSpare(Model):
     def __init__(self) -> None:
         super().__init__()
