@@ -167,6 +167,51 @@ def test_cos_and_sin_become_one_complex_tensor_where_a_block_wants_that(layout: 
     assert torch.equal(actual, expected)
 
 
+class _Routed(nn.Module):
+    """Each token goes to one of two experts, by the sign of its first number; `edge` says where one of 0 goes."""
+
+    def __init__(self, edge: int = 0) -> None:
+        super().__init__()
+        self.experts, self.edge = nn.Parameter(torch.randn(2, 8, 8).bfloat16()), edge
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        margin = hidden_states[..., 0] - hidden_states[..., 1]
+        second = margin >= 0 if self.edge else margin > 0
+        both = torch.einsum("bsh,eho->ebso", hidden_states, self.experts)
+        return torch.where(second[..., None], both[1], both[0])
+
+
+@pytest.mark.parametrize(("ties", "left_out"), [(0, 0), (3, 3), (12, 0)])
+def test_tokens_that_rounding_sends_elsewhere_are_left_out_of_half_precision(
+    ties: int, left_out: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(fresh_seed())
+    x = torch.randn(2, 10, 8).bfloat16()
+    x[..., 0] = x[..., 1] + 3 * x[..., 1].sign()
+    x[0, : min(ties, 10), 0] = x[0, : min(ties, 10), 1]
+    x[1, : max(ties - 10, 0), 0] = x[1, : max(ties - 10, 0), 1]
+    expected, actual = _Routed(), _Routed(edge=1)
+    actual.experts = expected.experts
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = expected
+
+        def forward(self, **_: object) -> torch.Tensor:
+            return self.block(x)
+
+    prompts = [random_prompt(50, 2, 10, fresh_seed())]
+    (call,) = record_calls(Model(), ["block"], prompts)["block"]
+    ((ours, theirs),) = call.replay(actual)
+    assert ours[..., 0].numel() == 20 - left_out
+    assert torch.equal(ours, theirs) is (ties == left_out), "where too many move, none is left out"
+    assert (f"{left_out} of 20 tokens are left out" in capsys.readouterr().out) is (left_out > 0)
+    actual.experts = nn.Parameter(expected.experts * 1.1)
+    ((ours, theirs),) = call.replay(actual)
+    assert rmse_ratio(ours, theirs) > 0.08, "an error of values is none of rounding"
+
+
 def test_recording_a_block_that_never_runs_is_an_error() -> None:
     class Idle(nn.Module):
         def __init__(self) -> None:
