@@ -33,9 +33,61 @@ AlibiSlopes = torch.Tensor
 """ALiBi's slopes [heads], where transformers passes the bias that they make."""
 
 
+@dataclass(frozen=True)
+class Codebooks:
+    """How one number, a token, stands for what a position holds: a code of each of `count` codebooks of `size` codes.
+
+    It is the sum of code[k] * size**k. Most models have one codebook: their tokens are its codes.
+    Raises `OnboardError` where tokens do not fit into 64 bits.
+    """
+
+    count: int = 1
+    size: int = sys.maxsize
+
+    def __post_init__(self) -> None:
+        if self.tokens > sys.maxsize:
+            raise OnboardError(
+                f"a position has a code of each of {self.count} codebooks of {self.size}, which 64 bits cannot hold",
+                hint="No such model can be run",
+            )
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are."""
+        return int(self.size**self.count)
+
+    def pack(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return the tokens [...] of codes [..., count], int64."""
+        return torch.stack([codes[..., k] * self.size**k for k in range(self.count)]).sum(dim=0)
+
+    def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the codes [..., count] of tokens [...], int64."""
+        return torch.stack([tokens // self.size**k % self.size for k in range(self.count)], dim=-1)
+
+    def rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return transformers' input, a row for each codebook of each text, [batch * count, seq], of [batch, seq]."""
+        return torch.stack([tokens // self.size**k % self.size for k in range(self.count)], dim=1).flatten(0, 1)
+
+    def join(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return logits [batch, seq, count * codes] of transformers' [batch * count, seq, codes]."""
+        _, seq, codes = logits.shape
+        return logits.reshape(-1, self.count, seq, codes).transpose(1, 2).flatten(2)
+
+    def split(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return logits [..., count, codes] of [..., count * codes]: each codebook has a distribution of its own."""
+        return logits.reshape(*logits.shape[:-1], self.count, -1)
+
+    def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the log-probabilities [..., count * codes] of codes, each within its codebook."""
+        return self.split(logits).log_softmax(dim=-1).flatten(-2)
+
+
+ONE_CODEBOOK = Codebooks()
+
+
 @dataclass
 class CausalLMOutput:
-    """`logits` [batch, sequence, vocabulary], in the model's dtype."""
+    """`logits` [batch, sequence, vocabulary], in the model's dtype; of several codebooks one after the other."""
 
     logits: torch.Tensor
 

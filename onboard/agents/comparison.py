@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from onboard.agents.held_out import Text, judge, mean_nll
+from onboard.modeling import ONE_CODEBOOK, Codebooks
 from onboard.runtime.probe import rmse_ratio
 from onboard.runtime.reference import Asked, Reference
 from onboard.runtime.rope import LengthDependentRope
@@ -59,6 +60,8 @@ class Observed:
     prefill: Logits
     decoded: Logits
     """Of the prompts alone, the last tokens read one by one from the cache, in a batch that prompts join in turn."""
+    codebooks: Codebooks = ONE_CODEBOOK
+    """What a token stands for; logits are those of one codebook after the other."""
 
     @property
     def finite(self) -> bool:
@@ -88,7 +91,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The greedily chosen tokens beside the float32 reference's choices, given the same tokens before."""
+    """The greedily chosen tokens beside the float32 reference's choices, given the same tokens before.
+
+    Of several codebooks each has its own choices, which are counted one by one.
+    """
 
     compared: int
     ties: int
@@ -157,7 +163,7 @@ def compare(observed: Observed, reference: Reference, dtype: torch.dtype, notes:
     if media:
         exact, own = _log_softmax(exact), _log_softmax(own) if own else None
         found.append(_check("with an image or a sound", dtype, media, ours, exact, own))
-    tokens = _tokens(observed.passages, reference, found[1].limit or 0.0)
+    tokens = _tokens(observed, reference, found[1].limit or 0.0)
     return Comparison(found, tokens, _text(dtype, *prefill["text"]), reference.how, notes)
 
 
@@ -167,7 +173,7 @@ def compare_with_itself(observed: Observed, dtype: torch.dtype, reason: str) -> 
     prompts, ours, _, _ = _select(observed, prefill, "prompt")
     sizes = sum(map(len, ours)), max(len(passage.ids) for passage in prompts)
     found = Check("cached decode", *sizes, _number(_worst(observed.decoded, ours)), ITSELF_LIMIT[dtype])
-    tokens = _tokens(observed.passages, prefill, ITSELF_LIMIT[dtype])
+    tokens = _tokens(observed, prefill, ITSELF_LIMIT[dtype])
     notes = [f"not compared with transformers: {reason}"]
     return Comparison([found], tokens, Text("not judged", reason), prefill.how, notes)
 
@@ -212,23 +218,26 @@ def _worst(ours: Logits, exact: Logits) -> float:
     return float(torch.tensor(errors, dtype=torch.float64).max())
 
 
-def _tokens(passages: Sequence[Passage], reference: Reference, limit: float) -> Tokens:
-    exact = _rows_of_choices(passages, reference.exact)
-    chosen = torch.tensor([token for passage in passages for token in passage.chosen])
+def _tokens(observed: Observed, reference: Reference, limit: float) -> Tokens:
+    passages, codebooks = observed.passages, observed.codebooks
+    exact = _rows_of_choices(passages, reference.exact, codebooks)
+    tokens = torch.tensor([token for passage in passages for token in passage.chosen], dtype=torch.long)
+    chosen = codebooks.unpack(tokens).flatten()
     gaps = _gaps(exact, chosen)
     far = ~(gaps <= TIE * limit)
     allowed = 0
     if reference.own is not None:
-        own = _gaps(exact, _rows_of_choices(passages, reference.own).argmax(dim=-1))
+        own = _gaps(exact, _rows_of_choices(passages, reference.own, codebooks).argmax(dim=-1))
         allowed = math.ceil(MARGIN * int((~(own <= TIE * limit)).sum()))
     ties = int(((gaps > 0) & ~far).sum())
     return Tokens(len(chosen), ties, int(far.sum()), allowed, _number(float(gaps.max())))
 
 
-def _rows_of_choices(passages: Sequence[Passage], logits: Logits) -> torch.Tensor:
-    """Return the rows in which the chosen tokens were chosen: the last ones of each passage."""
+def _rows_of_choices(passages: Sequence[Passage], logits: Logits, codebooks: Codebooks) -> torch.Tensor:
+    """Return the rows in which the chosen tokens were chosen, the last ones of each passage: one for each codebook."""
     pairs = zip(passages, logits, strict=True)
-    return torch.cat([rows[len(rows) - len(passage.chosen) :] for passage, rows in pairs])
+    rows = torch.cat([rows[len(rows) - len(passage.chosen) :] for passage, rows in pairs])
+    return codebooks.split(rows).flatten(0, 1)
 
 
 def _gaps(rows: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

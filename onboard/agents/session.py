@@ -70,7 +70,8 @@ class Session:
         if length > (room := llm.engine.capacity - LONG_TOKENS):
             notes.append(f"the long prompt has {room:,} tokens, not {length:,}: the cache has no room for more")
             length = max(1, room)
-        ids = long_prompt(llm.engine.tokenizer, files, text_tokens(context.factory.config), length, distinct)
+        words = text_tokens(context.factory.config, context.codebooks)
+        ids = long_prompt(llm.engine.tokenizer, files, words, length, distinct)
         if len(ids) < length:
             notes.append(f"the long prompt has {len(ids):,} tokens, not {length:,}: there are no more different ones")
         return cls(llm, context, seconds, ids, notes, distinct=distinct)
@@ -94,7 +95,7 @@ class Session:
         """Generate greedily for all prompts in one batch; return prompts and outputs verbatim, and the figures."""
         engine = self.llm.engine
         room = min(self.context.runtime.max_seq_len, engine.capacity)
-        files, words = self.context.factory.checkpoint, text_tokens(self.context.factory.config)
+        files, words = self.context.factory.checkpoint, text_tokens(self.context.factory.config, engine.codebooks)
         prompts = build_prompts(engine.tokenizer, files, words, max(1, room // 2), facts, self.distinct)
         longest = max(len(prompt.token_ids) for prompt in prompts)
         before, start = engine.stats.graph_replays, time.perf_counter()
@@ -133,7 +134,8 @@ class Session:
         self.passages += [Passage("text", ids) for ids in self._held_out() if len(ids) > 1]
         prefill = [self.llm.logits(passage.ids)[passage.asked.rows] for passage in self.passages]
         self.passages += [passage for passage, _ in media]
-        return Observed(self.passages, [*prefill, *(rows for _, rows in media)], self._decoded())
+        rows = [*prefill, *(rows for _, rows in media)]
+        return Observed(self.passages, rows, self._decoded(), self.context.codebooks)
 
     def _read_long_prompt(self) -> None:
         params = SamplingParams(max_tokens=LONG_TOKENS, temperature=0.0, ignore_eos=True)
@@ -145,7 +147,7 @@ class Session:
 
     def _text_of(self, kind: Kind, prompt: list[int], output: list[int]) -> list[int]:
         """Return the tokens that transformers reads as text, and the first that it does not, if there is one."""
-        text = up_to_special(output, special_tokens(self.context.factory.config))
+        text = up_to_special(output, special_tokens(self.context.factory.config, self.context.codebooks))
         if left := len(output) - len(text):
             self.notes.append(f"{left} of {len(output)} tokens after a {kind} come behind one that is no text")
         return self._without_repeats(kind, text, prompt)

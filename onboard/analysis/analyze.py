@@ -41,6 +41,7 @@ from onboard.analysis.tiny_mixers import indexer_sizes
 from onboard.analysis.traits import traits
 from onboard.errors import OnboardError
 from onboard.graph.architecture import text_config
+from onboard.graph.codebooks import codebooks_of, places_of
 from onboard.graph.expert_weights import separate_experts
 from onboard.graph.reference import build_reference, missing_towers
 from onboard.ops.indexer import tie_note
@@ -139,6 +140,7 @@ def _spec(
         config=dict(config),
         traits=traits(text_config(full), tiny, recordings[0], blocks)
         | position_bias(recordings[0])
+        | _codebooks(tiny)
         | _positions(full, tiny)
         | _repeated(tiny, recordings[0]),
         blocks=blocks,
@@ -147,6 +149,13 @@ def _spec(
         never_called=_never_called(tiny, recordings),
         tricky=_tricky(text_config(full), recordings[0]),
     )
+
+
+def _codebooks(tiny: nn.Module) -> dict[str, Trait]:
+    places, count = places_of(tiny), codebooks_of(tiny).count
+    if places is None:
+        return {}
+    return {"codebooks": Trait(value=count, evidence=f"module tree: {' and '.join(places)} have {count} modules each")}
 
 
 def _positions(config: PretrainedConfig, tiny: nn.Module) -> dict[str, Trait]:

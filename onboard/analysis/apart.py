@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from onboard.analysis.recorder import rmse_ratio
-from onboard.analysis.tiny import VOCABULARY, from_zero, prompt
+from onboard.analysis.tiny import from_zero, prompt, vocabulary
 from onboard.errors import NotCausalError, OnboardError
+from onboard.graph.codebooks import codebooks_of
 
 SAME = 1e-5
 """Largest rmse ratio of logits that are to be the same."""
@@ -19,7 +20,7 @@ _OTHER = 7
 
 def check_causality(model: nn.Module) -> None:
     """Refuse a model in which a token changes the logits of those before it."""
-    if not (change := change_by_later(model, from_zero(prompt(0, seed=1)))) <= SAME:
+    if not (change := change_by_later(model, from_zero(prompt(0, seed=1, tokens=vocabulary(model))))) <= SAME:
         name = type(model).__name__
         raise NotCausalError(f"{name} is not causal: a token changes the logits of tokens before it ({_shown(change)})")
 
@@ -36,7 +37,9 @@ def change_by_later(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> flo
     earlier = places < places.unsqueeze(1)
     earlier[0] = True  # this row is the text as it is
     rows = {name: tensor[:1].expand(len(places), -1) for name, tensor in inputs.items()}
-    rows["input_ids"] = torch.where(earlier, ids, (ids + _OTHER) % VOCABULARY)
+    books = codebooks_of(model)
+    step = books.pack(torch.full((books.count,), _OTHER))  # of several codebooks each has another code
+    rows["input_ids"] = torch.where(earlier, ids, (ids + step) % vocabulary(model))
     whole, *others = model(**rows, use_cache=False).logits
     changes = [rmse_ratio(other[:place], whole[:place]) for place, other in enumerate(others, 1)]
     return float(torch.tensor(changes).max())
@@ -44,7 +47,7 @@ def change_by_later(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> flo
 
 def check_batch(model: nn.Module) -> None:
     """Refuse a model in which a text's logits depend on the other texts of a batch, or on whether there are any."""
-    inputs = from_zero(prompt(0, batch=3, seed=8))
+    inputs = from_zero(prompt(0, batch=3, seed=8, tokens=vocabulary(model)))
     first = {name: tensor[:1] for name, tensor in inputs.items()}
     with torch.no_grad():
         one, other = (model(**item, use_cache=False).logits[:1] for item in (inputs, first))

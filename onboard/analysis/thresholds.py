@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 
 from onboard.analysis.recorder import modeling_modules
 from onboard.analysis.source import module_source
-from onboard.analysis.tiny import build_small, counts_positions, from_zero, prompt, tiny_config
+from onboard.analysis.tiny import build_small, counts_positions, from_zero, prompt, tiny_config, vocabulary
 from onboard.analysis.tiny_sizes import KNOWN_SIZES, MAX_POSITIONS
 from onboard.graph.architecture import text_config
 
@@ -60,11 +60,12 @@ def crossing_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
     room = positions(config) if hasattr(text_config(config), _POSITIONS[0]) else MAX_POSITIONS
     passed = [each for each in thresholds(model) if _COVERED < each < room]
     near = [each for each in passed if each < LONGEST]
-    found = [prompt(0, length=min(near[-1] + _BEYOND, room), batch=1, seed=5)] if near else []
+    one = {"batch": 1, "tokens": vocabulary(model)}
+    found = [prompt(0, length=min(near[-1] + _BEYOND, room), seed=5, **one)] if near else []
     if counts_positions(model):
         return found
     starts = [each - _BEYOND for each in passed if each >= LONGEST]
-    return [*found, *(prompt(start, length=min(2 * _BEYOND, room - start), batch=1, seed=6) for start in starts)]
+    return [*found, *(prompt(start, length=min(2 * _BEYOND, room - start), seed=6, **one) for start in starts)]
 
 
 def exact_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
@@ -77,8 +78,9 @@ def exact_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
     numbers = {abs(value) for value in literals | _fields(model)}
     lengths = sorted(each for each in numbers if 1 < each <= min(LONGEST, positions(config)))
     rows = [each for each in lengths if each <= _MOST_ROWS]
-    found = [prompt(0, length=each, batch=1, seed=8) for each in lengths]
-    return found + [from_zero(prompt(0, length=_BEYOND, batch=each, seed=9)) for each in rows]
+    tokens = vocabulary(model)
+    found = [prompt(0, length=each, batch=1, seed=8, tokens=tokens) for each in lengths]
+    return found + [from_zero(prompt(0, length=_BEYOND, batch=each, seed=9, tokens=tokens)) for each in rows]
 
 
 def thresholds(model: nn.Module) -> list[int]:

@@ -16,6 +16,7 @@ from onboard.analysis.tiny_config import one_line, tiny_config
 from onboard.analysis.tiny_sizes import ORIGINAL_POSITIONS, VOCABULARY, WINDOW
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.graph.architecture import causal_lm_class, decoder_config, language_model_types, text_config
+from onboard.graph.codebooks import codebooks_of
 from onboard.graph.reference import build_reference
 
 __all__ = ["ORIGINAL_POSITIONS", "VOCABULARY", "WINDOW", "one_line", "tiny_config"]  # where others look for them
@@ -109,10 +110,18 @@ def _per_layer(config: PretrainedConfig, name: str) -> list[Any] | None:
     return list(value) if isinstance(value, list | tuple) and len(value) == config.num_hidden_layers else None
 
 
-def prompt(start: int, length: int = 21, batch: int = 2, seed: int = 0) -> dict[str, torch.Tensor]:
+def vocabulary(model: nn.Module) -> int:
+    """Return how many tokens a tiny transformers model has."""
+    codebooks = codebooks_of(model)
+    return VOCABULARY if codebooks.count == 1 else codebooks.tokens
+
+
+def prompt(
+    start: int, length: int = 21, batch: int = 2, seed: int = 0, tokens: int = VOCABULARY
+) -> dict[str, torch.Tensor]:
     """Return `input_ids` and `position_ids` [batch, length]; row i begins at position start + 3 i."""
     generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(VOCABULARY, (batch, length), generator=generator)
+    ids = torch.randint(tokens, (batch, length), generator=generator)
     positions = start + 3 * torch.arange(batch).unsqueeze(1) + torch.arange(length)
     return {"input_ids": ids, "position_ids": positions}
 
@@ -122,14 +131,16 @@ def prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
 
     A model that counts positions by itself gets those that it counts: rows that begin at zero.
     """
+    tokens = vocabulary(model)
     if not counts_positions(model):
-        return [prompt(2, seed=1), prompt(ORIGINAL_POSITIONS + 6, seed=2)]
-    return [from_zero(prompt(0, seed=1)), from_zero(prompt(0, length=ORIGINAL_POSITIONS + 6, seed=2))]
+        return [prompt(2, seed=1, tokens=tokens), prompt(ORIGINAL_POSITIONS + 6, seed=2, tokens=tokens)]
+    long = prompt(0, length=ORIGINAL_POSITIONS + 6, seed=2, tokens=tokens)
+    return [from_zero(prompt(0, seed=1, tokens=tokens)), from_zero(long)]
 
 
 def counts_positions(model: nn.Module) -> bool:
     """Whether a transformers model pays no heed to `position_ids`: it counts tokens, or knows no positions."""
-    inputs = prompt(0, seed=3)
+    inputs = prompt(0, seed=3, tokens=vocabulary(model))
     stretched = {**inputs, "position_ids": inputs["position_ids"] * 2}
     mask = torch.ones_like(inputs["input_ids"])  # without one, gaps count as the borders of packed sequences
     with torch.no_grad():

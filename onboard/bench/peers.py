@@ -23,6 +23,7 @@ from onboard.bench.metrics import latency, throughput
 from onboard.bench.shape import Shape
 from onboard.bench.subject import Subject
 from onboard.errors import OnboardError
+from onboard.graph.codebooks import codebooks_of
 from onboard.graph.factory import ModelFactory
 from onboard.graph.reference import load_reference
 from onboard.graph.weights import move_buffers, set_parameter, tied_names
@@ -133,6 +134,8 @@ def _loaded_model(subject: Subject, device: torch.device, dtype: torch.dtype) ->
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise OnboardError(f"transformers cannot load {subject.name}: {reason}", hint="Leave --compare out") from error
+    if (count := codebooks_of(model).count) > 1:
+        raise OnboardError(f"transformers' generate has no tokens of {count} codebooks", hint="Leave --compare out")
     return model.to(device).eval()
 
 

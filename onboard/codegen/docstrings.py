@@ -19,6 +19,10 @@ _FORWARDS = {
     "model": "Return the final hidden states [batch, seq, hidden] of `input_ids` at `position_ids` [batch, seq].",
     "causal_lm": "Return the logits [batch, seq, vocab] of `input_ids` at `position_ids` [batch, seq].",
 }
+_CODEBOOKS = {
+    "codebooks": "How a token stands for the codes of a position.",
+    "forward": "Return the logits [batch, seq, codebooks * codes] of `input_ids` at `position_ids` [batch, seq].",
+}
 
 
 def class_docstring(kind: str, parameters: Mapping[str, Any], name: str) -> str:
@@ -34,6 +38,11 @@ def class_docstring(kind: str, parameters: Mapping[str, Any], name: str) -> str:
     return _CLASSES.get(kind, f"Counterpart of the {name} of transformers.")
 
 
-def method_docstring(kind: str, method: str) -> str:
-    """Return the docstring of a method, empty where the class's says it all."""
+def method_docstring(kind: str, method: str, *, codebooks: bool = False) -> str:
+    """Return the docstring of a method, empty where the class's says it all.
+
+    `codebooks`: a position holds a code of each of several.
+    """
+    if kind == "causal_lm" and codebooks:
+        return _CODEBOOKS.get(method, "")
     return _FORWARDS.get(kind, "") if method == "forward" else ""

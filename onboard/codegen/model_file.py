@@ -29,6 +29,7 @@ from onboard.codegen.translate.state import ClassState
 from onboard.codegen.translate.ties import FUNCTION
 from onboard.codegen.translate.values import Config, Untranslatable
 from onboard.errors import OnboardError
+from onboard.graph.codebooks import places_of
 
 TEMPLATE_VERSION = 1
 
@@ -189,8 +190,8 @@ def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
             "name": method.name,
             "signature": method.signature,
             "body": method.body,
-            "static": method.static,
-            "docstring": method_docstring(kind, method.name),
+            "decorator": method.decorator,
+            "docstring": method_docstring(kind, method.name, codebooks=places_of(translator.model) is not None),
         }
         for method in item.methods
     ]
@@ -250,7 +251,9 @@ def _imports(names: set[str], translator: Translator, spec: ModelSpec, blocks: l
     own = {state.cls.__name__ for state in translator.states.values()} | translator.functions.keys()
     own |= translator.own_norms
     lines = {"import torch", "from torch import nn", "import onboard.ops  # noqa: F401  (registers the canonical ops)"}
-    own_names = [name for name in ("AlibiSlopes", LINEAR, FUNCTION) if any(name in block for block in blocks)]
+    own_names = [
+        name for name in ("AlibiSlopes", "Codebooks", LINEAR, FUNCTION) if any(name in block for block in blocks)
+    ]
     modeling = sorted(["CausalLMOutput", "register_causal_lm", *own_names])
     lines.add(f"from onboard.modeling import {', '.join(modeling)}")
     if spec.repository:

@@ -34,6 +34,7 @@ from onboard.analysis.tiny import (
     prompt,
     prompts,
     randomize,
+    vocabulary,
 )
 from onboard.codegen.translate import chosen
 from onboard.errors import OnboardError
@@ -89,13 +90,13 @@ def prove(source_text: str, spec: ModelSpec, *, export: bool = True) -> list[Blo
         except Exception as error:
             raise OnboardError(f"the generated {spec.architecture} does not run: {one_line(error)}") from error
         if export:
-            _check_export(model, positions(reference.config), spec, shapes)
+            _check_export(model, reference, spec, shapes)
     return list(proofs.values())
 
 
 def _shapes(reference: nn.Module) -> list[dict[str, torch.Tensor]]:
     """Return prompts of one row, of one token if the model takes that, and of sizes that code may ask for."""
-    rows = [from_zero(prompt(0, length=9, batch=batch, seed=7)) for batch in (1, 2)]
+    rows = [from_zero(prompt(0, length=9, batch=batch, seed=7, tokens=vocabulary(reference))) for batch in (1, 2)]
     tokens = [{name: tensor[:, :1] for name, tensor in each.items()} for each in rows]
     rows += exact_prompts(reference)
     try:
@@ -293,9 +294,10 @@ def _difference(path: str, class_name: str, actual: torch.Tensor, expected: torc
     )
 
 
-def _check_export(model: nn.Module, small: int, spec: ModelSpec, shapes: list[dict[str, torch.Tensor]]) -> None:
+def _check_export(model: nn.Module, reference: Any, spec: ModelSpec, shapes: list[dict[str, torch.Tensor]]) -> None:
     """Export with dynamic batch and sequence: the graph has to be right for every size."""
-    inputs = prompt(2, length=11, batch=3)
+    tokens = vocabulary(reference)
+    inputs = prompt(2, length=11, batch=3, tokens=tokens)
     dims = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
     name = type(model).__name__
     try:
@@ -306,8 +308,8 @@ def _check_export(model: nn.Module, small: int, spec: ModelSpec, shapes: list[di
     graph = program.module(check_guards=False)  # these are looked at all at once
     assert isinstance(graph, fx.GraphModule)
     graph._forward_pre_hooks.clear()  # and export's bounds of sizes with them: what the graph computes is compared
-    _check_guards(graph, model, small, spec)
-    for other in (prompt(4, length=17, batch=2), *shapes):
+    _check_guards(graph, model, positions(reference.config), spec)
+    for other in (prompt(4, length=17, batch=2, tokens=tokens), *shapes):
         _compare_graph(graph, model, other)
 
 

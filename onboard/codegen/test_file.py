@@ -22,6 +22,7 @@ from onboard.codegen.model_file import first_position_expression
 from onboard.codegen.render import TEST_TEMPLATE, render
 from onboard.errors import OnboardError
 from onboard.graph.architecture import text_config
+from onboard.graph.codebooks import codebooks_of
 from onboard.graph.reference import without_missing_towers
 
 _BATCH, _LENGTH = 2, 24
@@ -75,7 +76,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
     model = _meta_model(spec, config)
     text = text_config(config)
     layers = _layers(spec, model)
-    blocks = _blocks(spec, model, layers)
+    blocks, codebooks = _blocks(spec, model, layers), codebooks_of(model)
     source = render(
         TEST_TEMPLATE,
         root,
@@ -89,6 +90,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
         counted="positions" in spec.traits,
         first_position=first_position_expression(spec, "CONFIG"),
         distinct="repeated_tokens" in spec.traits,
+        codebooks=codebooks if codebooks.count > 1 else None,
         hides_padding=any("ones" in block.parameters.get("returns", ()) for block in spec.blocks),
         layers=layers,
         blocks=blocks,

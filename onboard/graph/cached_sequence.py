@@ -30,7 +30,7 @@ class CachedSequenceInterface:
         """The pages, by how far back those see who read them: each group has a table of its own."""
         self.num_pages = 0
         """Pages of a cache without a window, the spare page 0 included."""
-        self.latest = LatestTokens(info.num_slots, info.device)
+        self.latest = LatestTokens(info.num_slots, info.device, info.codebooks)
         self._known: tuple[nn.Module, int, list[str]] | None = None
 
     def add_cache(self, name: str, resource: CacheResource) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from onboard.config import RuntimeConfig
+from onboard.modeling import ONE_CODEBOOK, Codebooks
 
 if TYPE_CHECKING:
     from onboard.graph.cached_hf import AttentionLayer
@@ -46,6 +47,8 @@ class TransformContext:
     dtype: torch.dtype
     first_position: int = 0
     """The position of a text's first token."""
+    codebooks: Codebooks = ONE_CODEBOOK
+    """What a token stands for."""
     facts: list[str] = field(default_factory=list)
     """Visible facts: fallbacks, skipped matches, unused graphs. The report and the log show each."""
     history: list[HistoryEntry] = field(default_factory=list)

@@ -19,11 +19,14 @@ from onboard.config import Mode, deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.architecture import decoder_config, text_config
+from onboard.graph.codebooks import codebooks_of
 from onboard.graph.config_layers import cut_layers, read_layers
 from onboard.graph.reference import build_reference
 from onboard.graph.windows import windowless_layer
 from onboard.modeling import (
+    ONE_CODEBOOK,
     CausalLMOutput,
+    Codebooks,
     first_position,
     load_model_file,
     registered_config,
@@ -110,6 +113,13 @@ class ModelFactory:
         load_model_file(self.model_file())
         return first_position(self.config)
 
+    @cached_property
+    def codebooks(self) -> Codebooks:
+        """What a token stands for, as the generated model says; `_hf_model` takes one codebook alone."""
+        several = self.mode == "graph" and hasattr(self._generated_class(), "codebooks")
+        found: Any = self.build_model() if several else None
+        return ONE_CODEBOOK if found is None else found.codebooks
+
     def build_model(self, device: str = "meta") -> nn.Module:
         """Build the model in evaluation mode: parameters on `device` in `dtype`, buffers with their real values.
 
@@ -173,6 +183,11 @@ class ModelFactory:
         except (ValueError, ImportError) as error:  # no class for this config, or a library that it needs
             reason = " ".join(str(error).split())[:200]
             raise OnboardError(f"transformers cannot build {self.config.model_type}: {reason}") from error
+        if (count := codebooks_of(model).count) > 1:
+            raise OnboardError(
+                f"mode {self.mode} runs texts of one code a position, {type(model).__name__} has {count} codebooks",
+                hint="Onboard the model, and use mode graph",
+            )
         if self.mode == "hf":
             # A subclass, not a wrapper module: parameter names stay the checkpoint's.
             model.__class__ = type(f"Export{type(model).__name__}", (_HFForward, type(model)), {})

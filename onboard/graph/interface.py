@@ -26,6 +26,7 @@ def make_interface(context: TransformContext) -> CachedSequenceInterface:
             device=context.device,
             first_position=context.first_position,
             snapshots=_snapshots(runtime),
+            codebooks=context.codebooks,
         )
     )
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from onboard.graph.step_buffer import CHOICE_NAMES
+from onboard.modeling import ONE_CODEBOOK, Codebooks
 from onboard.ops import has_triton
-from onboard.ops.sampling import choose_tokens
+from onboard.ops.sampling import NOT_A_TOKEN, choose_tokens
 
 Chosen = tuple[Tensor, Callable[[], Tensor]]
 """A step's tokens, and what returns the logits that they were chosen from."""
@@ -24,9 +25,10 @@ Chosen = tuple[Tensor, Callable[[], Tensor]]
 class LatestTokens:
     """The token that was chosen last for the sequence of each slot; `slots` as in `Limits.num_slots`."""
 
-    def __init__(self, slots: int, device: torch.device) -> None:
+    def __init__(self, slots: int, device: torch.device, codebooks: Codebooks = ONE_CODEBOOK) -> None:
+        self.codebooks = codebooks
         self.by_slot = torch.zeros(slots, dtype=torch.int64, device=device)
-        kernels = device.type == "cuda" and has_triton()
+        kernels = device.type == "cuda" and has_triton() and self.codebooks.count == 1  # a row of logits is a token's
         self._kernels: Any = import_module("onboard.ops.triton.sampling") if kernels else None
         landed = torch.zeros((slots, 2), dtype=torch.int64, pin_memory=True) if kernels else None
         self._landed = landed
@@ -47,7 +49,7 @@ class LatestTokens:
         if self._kernels is not None:
             chosen: Tensor = self._kernels.choose_and_keep(logits, *how, self.by_slot, self._landed, slots, lengths)
             return chosen
-        tokens = choose_tokens(logits, *how, drawn=drawn, filtered=filtered)
+        tokens = choose_codes(logits, how, self.codebooks, drawn=drawn, filtered=filtered)
         self.by_slot[slots] = tokens.clamp(min=0)  # what is no token must not be looked up by the next step
         return tokens
 
@@ -67,6 +69,22 @@ class LatestTokens:
         output = gm(**{name: args[name] for name in names} | {"input_ids": self.fill(args["input_ids"])})
         wanted = wanted_logits(output, args, names)
         return self.choose(wanted, args, drawn=drawn, filtered=filtered), output
+
+
+def choose_codes(
+    logits: Tensor, how: Sequence[Tensor], codebooks: Codebooks, *, drawn: bool = True, filtered: bool = True
+) -> Tensor:
+    """Return the next token of each row of logits, [rows], a code of each codebook by itself; as `choose_tokens` does.
+
+    `how` are its other arguments; of uniform numbers there are [rows, codebooks].
+    """
+    if codebooks.count == 1:
+        return choose_tokens(logits, *how, drawn=drawn, filtered=filtered)
+    *parameters, uniform = how
+    each = [*(parameter.repeat_interleave(codebooks.count) for parameter in parameters), uniform.flatten()]
+    rows = codebooks.split(logits).flatten(0, 1)
+    codes = choose_tokens(rows, *each, drawn=drawn, filtered=filtered).view(-1, codebooks.count)
+    return torch.where((codes >= 0).all(dim=-1), codebooks.pack(codes), NOT_A_TOKEN)
 
 
 class ChoosesTokens(nn.Module):

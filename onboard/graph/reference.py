@@ -14,6 +14,7 @@ from transformers import AutoModel
 
 from onboard.errors import OnboardError
 from onboard.graph.architecture import causal_lm_class
+from onboard.graph.codebooks import with_tokens
 
 
 class MissingTower(nn.Module):
@@ -47,13 +48,15 @@ def without_missing_towers() -> Iterator[None]:
 def build_reference(config: Any, **kwargs: Any) -> Any:
     """Return transformers' model of a config, with its own initialisation; `kwargs` are those of `_from_config`."""
     with without_missing_towers():
-        return causal_lm_class(config)._from_config(config, **kwargs)
+        return with_tokens(causal_lm_class(config)._from_config(config, **kwargs))
 
 
 def load_reference(config: Any, folder: Path, **kwargs: Any) -> Any:
     """Return transformers' model with a checkpoint's weights; `kwargs` are those of `from_pretrained`."""
     with without_missing_towers():
-        return causal_lm_class(config).from_pretrained(folder, config=config, **kwargs)
+        loaded = causal_lm_class(config).from_pretrained(folder, config=config, **kwargs)
+    with_tokens(loaded[0] if isinstance(loaded, tuple) else loaded)
+    return loaded
 
 
 def missing_towers(model: nn.Module) -> dict[str, list[str]]:

@@ -18,8 +18,10 @@ class SequenceRows:
     are cached.
     """
 
-    def __init__(self, slots: int, max_seq_len: int, pages_per_sequence: int, groups: int = 1) -> None:
-        self.tokens = np.zeros((slots, max_seq_len), dtype=np.int32)
+    def __init__(
+        self, slots: int, max_seq_len: int, pages_per_sequence: int, groups: int = 1, codebooks: int = 1
+    ) -> None:
+        self.tokens = np.zeros((slots, max_seq_len), dtype=np.int32 if codebooks == 1 else np.int64)
         """Tokens that each sequence began with."""
         self.num_tokens = np.zeros(slots, dtype=np.int64)
         """How many these are."""
@@ -29,6 +31,8 @@ class SequenceRows:
         """How each sequence's tokens are chosen, by `SAMPLING_NAMES`."""
         self.keys = np.zeros(slots, dtype=np.uint64)
         """Of each sequence's random numbers."""
+        self.codebooks = codebooks
+        """A token takes as many of these."""
         self.drawn = self.filtered = False
         """Whether some token of the step that was written last is drawn, and from a filtered distribution."""
         self.num_cached = np.zeros(slots, dtype=np.int64)
@@ -62,8 +66,11 @@ class SequenceRows:
 
     def write_uniforms(self, host: HostFields, slots: IntArray, lengths: IntArray) -> None:
         """Write the random numbers alone: of the sequences for which `write_sampling` was called last."""
-        if self.drawn:
+        if self.drawn and self.codebooks == 1:
             host[CHOICE_NAMES[-1]][: len(slots)] = uniforms(self.keys[slots], lengths)
+        elif self.drawn:
+            counters = lengths[:, None] * self.codebooks + np.arange(self.codebooks)
+            host[CHOICE_NAMES[-1]][: len(slots)] = uniforms(self.keys[slots][:, None], counters)
 
     def _write_parameters(self, host: HostFields, columns: npt.NDArray[np.float32]) -> None:
         for name, column in zip(SAMPLING_NAMES, columns, strict=True):

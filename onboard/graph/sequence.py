@@ -14,6 +14,7 @@ import torch
 from onboard.graph.plan import Limits
 from onboard.graph.rows import SequenceRows
 from onboard.graph.step_buffer import CHOICE_NAMES, IntArray, Layout, StepBuffer, padded, table_names
+from onboard.modeling import ONE_CODEBOOK, Codebooks
 
 METADATA_NAMES = ("cu_seqlens", "kv_lens", "block_table", "slot_mapping", "batch_info_host")
 """What attention over pages takes."""
@@ -51,6 +52,7 @@ class SequenceInfo:
         device: torch.device,
         first_position: int = 0,
         snapshots: int = 0,
+        codebooks: Codebooks = ONE_CODEBOOK,
     ) -> None:
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
@@ -61,6 +63,8 @@ class SequenceInfo:
         """What a sequence's first token has in `position_ids`; nothing else counts from there."""
         self.snapshots = snapshots
         """Recurrent states that are kept for requests to come."""
+        self.codebooks = codebooks
+        """What a token stands for."""
         self.pages_per_sequence = -(-max_seq_len // page_size)
         self.decode_sizes: list[int] = []
         """Captured decode batch sizes, ascending: a decode-only batch is padded up to the next one."""
@@ -90,8 +94,11 @@ class SequenceInfo:
             pages_per_sequence=self.pages_per_sequence,
             groups=groups,
             device=self.device,
+            codebooks=self.codebooks.count,
         )
-        self.rows = SequenceRows(self.max_batch_size + 1, self.max_seq_len, self.pages_per_sequence, groups)
+        self.rows = SequenceRows(
+            self.max_batch_size + 1, self.max_seq_len, self.pages_per_sequence, groups, self.codebooks.count
+        )
         self._shown: IntArray | None = None  # the slots whose pages the block tables show
         self._places: dict[int, int] = {}  # where they do, by slot
         self._decoded: IntArray | None = None  # the very slots of the last step, if it was a plain decode step

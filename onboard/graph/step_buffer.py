@@ -67,9 +67,16 @@ class StepBuffer:
     """The buffers for steps of at most `sequences` sequences with at most `tokens` tokens together."""
 
     def __init__(
-        self, *, sequences: int, tokens: int, pages_per_sequence: int, groups: int, device: torch.device
+        self,
+        *,
+        sequences: int,
+        tokens: int,
+        pages_per_sequence: int,
+        groups: int,
+        device: torch.device,
+        codebooks: int = 1,
     ) -> None:
-        by_sequence = _by_sequence(sequences, pages_per_sequence, groups)
+        by_sequence = _by_sequence(sequences, pages_per_sequence, groups, codebooks)
         parts = [_by_token(sequences, groups), by_sequence, _by_token(tokens, groups)]
         ends = np.cumsum([_num_bytes(part) for part in parts]).tolist()
         self._host = torch.zeros(ends[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -146,14 +153,14 @@ def _by_token(tokens: int, groups: int) -> _Shapes:
     return dict.fromkeys(names, ((tokens,), torch.int64))
 
 
-def _by_sequence(sequences: int, pages: int, groups: int) -> _Shapes:
+def _by_sequence(sequences: int, pages: int, groups: int, codebooks: int) -> _Shapes:
     tables = [table_names(group)[0] for group in range(groups)]
     return {
         "cu_seqlens": ((sequences + 1,), torch.int32),
         "kv_lens": ((sequences,), torch.int32),
         "state_slots": ((sequences,), torch.int64),
         **dict.fromkeys(SAMPLING_NAMES, ((sequences,), torch.float32)),
-        "uniform": ((sequences,), torch.float64),
+        "uniform": ((sequences,) if codebooks == 1 else (sequences, codebooks), torch.float64),
         **dict.fromkeys(tables, ((sequences, pages), torch.int32)),
     }
 

@@ -11,17 +11,23 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from onboard.graph.architecture import text_config
+from onboard.modeling import ONE_CODEBOOK, Codebooks
 
 _NO_TEXT = re.compile(r"(?!(bos|eos|sep|cls|forced|decoder_start)_)\w+_token_(id|index)")
 
 
-def special_tokens(config: Any) -> frozenset[int]:
-    """Return the tokens that a Hugging Face config, or a part of it, names as something else than text."""
-    return frozenset(_special(config.to_dict()))
+def special_tokens(config: Any, codebooks: Codebooks = ONE_CODEBOOK) -> frozenset[int]:
+    """Return the tokens that a Hugging Face config, or a part of it, names as something else than text.
+
+    Where a token is a code of each of several codebooks, a config names codes: tokens are alike then.
+    """
+    return frozenset(_special(config.to_dict())) if codebooks.count == 1 else frozenset()
 
 
-def text_tokens(config: Any) -> list[int]:
+def text_tokens(config: Any, codebooks: Codebooks = ONE_CODEBOOK) -> Sequence[int]:
     """Return the vocabulary of a config's text model without `special_tokens`: what random prompts are made of."""
+    if codebooks.count > 1:
+        return range(codebooks.tokens)
     special = special_tokens(config)
     return [token for token in range(text_config(config).vocab_size) if token not in special]
 

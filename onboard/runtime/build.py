@@ -62,9 +62,7 @@ def build_engine(
     return Engine(
         gm,
         context.cache,
-        tokenizer=Tokenizer.load(checkpoint),
-        eos_token_ids=eos_token_ids(checkpoint, context.factory.text_config),
-        vocab_size=getattr(context.factory.text_config, "vocab_size", None),
+        **_text_ends(checkpoint, context),
         composite=_composite(context) if takes_more else None,
         rope=length_dependent_rope(context.factory.text_config.to_dict()),
         reuse=context.runtime.kv_cache_config.enable_block_reuse,
@@ -72,6 +70,19 @@ def build_engine(
         history=context.history,
         facts=context.facts,
     )
+
+
+def _text_ends(checkpoint: Path, context: TransformContext) -> dict[str, Any]:
+    """Return what an engine knows of tokens; of those of several codebooks no tokenizer and no config speaks."""
+    codebooks, config = context.codebooks, context.factory.text_config
+    if codebooks.count == 1:
+        ends, size = eos_token_ids(checkpoint, config), getattr(config, "vocab_size", None)
+        return {"tokenizer": Tokenizer.load(checkpoint), "eos_token_ids": ends, "vocab_size": size}
+    context.facts.append(
+        f"a token is a code of each of {codebooks.count} codebooks: there is no text, and texts end by max_tokens"
+        " or stop_token_ids alone"
+    )
+    return {"vocab_size": codebooks.tokens}
 
 
 def _overlaps(context: TransformContext) -> bool:
@@ -165,6 +176,7 @@ def make_context(
         device=device,
         dtype=factory.dtype,
         first_position=factory.first_position,
+        codebooks=factory.codebooks,
         facts=facts,
     )
 

@@ -17,6 +17,7 @@ from onboard.graph.cached_sequence import CachedSequenceInterface
 from onboard.graph.fx import graph_modules
 from onboard.graph.next_token import Chosen
 from onboard.graph.prompt_inputs import with_given_inputs
+from onboard.modeling import Codebooks
 from onboard.runtime.flight import Flight, Landing
 from onboard.runtime.memory import CacheMemory
 from onboard.runtime.prompt_inputs import PromptInputs, given_rows
@@ -129,6 +130,11 @@ class Engine:
         self._ahead: Flight | None = None
         self._detokenizers: dict[int, Detokenizer] = {}
         self._given_graphs: dict[tuple[bool, bool, tuple[str, ...]], fx.GraphModule] = {}
+
+    @property
+    def codebooks(self) -> Codebooks:
+        """What a token stands for."""
+        return self.cache.info.codebooks
 
     @property
     def capacity(self) -> int:
@@ -309,7 +315,7 @@ class Engine:
         if flight.logits is not None:
             for row, sequence in took:
                 if (most := sequence.params.logprobs) is not None:
-                    sequence.logprobs.append(logprobs(flight.logits[row], tokens[row], most))
+                    sequence.logprobs.append(logprobs(flight.logits[row], tokens[row], most, self.codebooks))
         for row, sequence in took if step.may_end(tokens) else ():
             self._end(sequence, tokens[row])
         self.stats.generated_tokens += len(took)

@@ -23,6 +23,7 @@ from onboard.runtime.sampling import SamplingParams
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, its tokens (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or `{"prompt_token_ids": ...}`.
 
+Where a position holds a code of each of several codebooks, tokens are what `LLM.pack` makes of these codes.
 A mapping may also have `"processed"`: what transformers' processor makes of the prompt's images beside the tokens
 (`pixel_values` and the like), of which `input_ids` and `attention_mask` are left out.
 """
@@ -37,7 +38,10 @@ class Completion:
     token_ids: list[int]
     finish_reason: FinishReason
     logprobs: list[dict[int, float]] | None
-    """One mapping a token, from token ids to log-probabilities, when `SamplingParams.logprobs` is set."""
+    """One mapping a token, from token ids to log-probabilities, when `SamplingParams.logprobs` is set.
+
+    Of several codebooks, from columns of `LLM.logits`: each codebook's codes have a distribution of their own.
+    """
     num_preemptions: int = 0
     """Times that it lost its pages to another request and was computed again."""
 
@@ -145,8 +149,30 @@ class LLM:
         ]
 
     def logits(self, input_ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
-        """Return the logits of every token of one prompt, [tokens, vocabulary] float32 on the CPU."""
+        """Return the logits of every token of one prompt, [tokens, vocabulary] float32 on the CPU.
+
+        Of several codebooks the logits of one codebook's codes come after those of the other.
+        """
         return self.engine.logits(input_ids)
+
+    def pack(self, codes: Sequence[Sequence[int]]) -> list[int]:
+        """Return the tokens of positions that hold a code of each codebook; `unpack` is the way back.
+
+        Raises `UsageError` for other numbers of codes, or codes that a codebook does not have.
+        """
+        books = self.engine.codebooks
+        for each in codes:
+            if len(each) != books.count or not all(0 <= code < books.size for code in each):
+                raise UsageError(
+                    f"a position has codes {tuple(each)}", hint=f"Give {books.count} codes, each 0 to {books.size} - 1"
+                )
+        return books.pack(torch.tensor(codes, dtype=torch.long).view(-1, books.count)).tolist()
+
+    def unpack(self, token_ids: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the codes of tokens, one of each codebook; models with one codebook have tokens for codes."""
+        return [
+            tuple(codes) for codes in self.engine.codebooks.unpack(torch.tensor(token_ids, dtype=torch.long)).tolist()
+        ]
 
     def _encode(self, prompt: str | list[int]) -> list[int]:
         if not isinstance(prompt, str):
@@ -171,7 +197,9 @@ def _unwrapped(prompt: Any) -> str | list[int]:
         return prompt
     tokens = _as_list(prompt)
     if bad := [token for token in tokens if not isinstance(token, Integral)]:
-        raise UsageError(f"a prompt has {bad[0]!r} for a token", hint="Tokens are whole numbers")
+        raise UsageError(
+            f"a prompt has {bad[0]!r} for a token", hint="Tokens are whole numbers; LLM.pack makes them of codes"
+        )
     return [int(token) for token in tokens]
 
 

@@ -96,7 +96,7 @@ def _graph_bytes(gm: fx.GraphModule, context: TransformContext) -> int:
     if not sizes:
         return 0
     cache.info.set_decode_example(sizes[-1])
-    row: int = context.factory.text_config.vocab_size * context.dtype.itemsize
+    row: int = context.codebooks.count * context.factory.text_config.vocab_size * context.dtype.itemsize
     return _peak(gm, context) + row * sum(sizes[:-1])
 
 

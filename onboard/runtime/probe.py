@@ -159,6 +159,7 @@ def interface_for(cache: CachedSequenceInterface, prompts: Sequence[Prompt]) -> 
             page_size=info.page_size,
             device=info.device,
             first_position=info.first_position,
+            codebooks=info.codebooks,
         )
     )
     for name, resource in cache.resources.items():

@@ -147,7 +147,7 @@ def make_prompts(context: TransformContext, seed: int) -> list[list[int]]:
     if window and window <= _MAX_WINDOW:
         lengths[-1] = min(max(lengths[-1], window + 2 * DECODE), runtime.max_seq_len)
     draw = random.Random(seed)
-    words = text_tokens(context.factory.config)
+    words = text_tokens(context.factory.config, context.codebooks)
     return [draw.choices(words, k=length) for length in lengths]
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from onboard.analysis.tiny import is_table
 from onboard.errors import OnboardError
+from onboard.graph.codebooks import with_tokens
 from onboard.graph.expert_weights import separate_experts
 from onboard.graph.reference import without_missing_towers
 from onboard.modeling import load_model_file, registered_model
@@ -29,7 +30,7 @@ def hf_causal_lm(model_class: Any, config: Any, seed: int, device: str = "cpu", 
     with without_missing_towers():
         model: nn.Module = model_class._from_config(config, attn_implementation="eager", dtype=getattr(torch, dtype))
     randomize_(model, seed)
-    return model.to(device).eval()
+    return with_tokens(model).to(device).eval()  # type: ignore[no-any-return]
 
 
 def generated_causal_lm(model_file: Path, config: Any, device: str = "cpu", dtype: str = "float32") -> nn.Module:

@@ -266,6 +266,13 @@ def _form(value: Value) -> str | None:
     return value.form if isinstance(value, Code) else None
 
 
+def refuse_growth(method: ast.FunctionDef, frame: Frame) -> None:
+    """Raise `Grows` where a forward calls a method that gives `self` a new buffer: what that calls need not know."""
+    made = [item.value for item in method.body if isinstance(item, ast.Assign) and isinstance(item.value, ast.Call)]
+    if frame.kind == "forward" and any(ast.unparse(item.func) in ("nn.Buffer", "nn.Parameter") for item in made):
+        raise Grows(f"forward calls {method.name}")
+
+
 class Grows(Untranslatable):
     """A forward that replaces a buffer: tables of generated files have all positions from the start."""
 

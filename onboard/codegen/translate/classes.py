@@ -21,6 +21,7 @@ from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny import counts_positions
 from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects, supers, unrun, windows
 from onboard.codegen.translate.args import Args, plain_call
+from onboard.codegen.translate.assign import refuse_growth
 from onboard.codegen.translate.calls import call_value
 from onboard.codegen.translate.convolutions import convolved, padded
 from onboard.codegen.translate.decisions import own_arguments
@@ -317,6 +318,7 @@ class Translator:
             return plain_call(attribute(name("self"), attr), args)
         if frame.kind == "init" and sets_attributes(found[1]):
             return execute_inside(self, *found, args, frame)
+        refuse_growth(found[1], frame)
         routine = self._method(state, attr, args)
         if not routine.body:
             del state.methods[attr]  # nothing is left to call

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from onboard.analysis.source import find_method, module_source
-from onboard.codegen.translate import argument_types, cleanup, experts
+from onboard.codegen.translate import argument_types, cleanup, codebooks, experts
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.execute import execute
 from onboard.codegen.translate.facts import default_nodes
@@ -34,6 +34,7 @@ from onboard.codegen.translate.values import (
     name,
     residual,
 )
+from onboard.graph.codebooks import places_of
 
 
 @dataclass
@@ -43,7 +44,7 @@ class MethodText:
     name: str
     signature: str
     body: str
-    static: bool = False
+    decorator: str = ""
 
 
 @dataclass
@@ -135,6 +136,8 @@ def _class_text(
     methods = list(init)
     for key, routine in state.methods.items():
         methods.append(_method_text(key, routine, translator, state, state is top))
+    if state is top and (places := places_of(translator.model)) is not None:
+        methods.insert(1, MethodText("codebooks", *codebooks.property_of(*places), "property"))
     assert state.init is not None
     trees = [*state.init.body, *state.guards, *(s for routine in state.methods.values() for s in routine.body)]
     reads = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)} | {"torch", "nn"}
@@ -219,13 +222,14 @@ def _resolves(model: nn.Module, path: str) -> bool:
 
 def _method_text(key: str, routine: Routine, translator: Translator, state: ClassState, is_top: bool) -> MethodText:
     if is_top and key == "forward":
-        return _top_forward(routine)
+        return _top_forward(routine, translator)
     static = any(ast.unparse(item) == "staticmethod" for item in routine.node.decorator_list)
     types = {item: _tensor_annotation(item, routine, translator, state) for item in routine.parameters}
     parameters = [f"{item}: {_or_none(item, kind, routine)}" for item, kind in types.items()]
     head = ", ".join(([] if static else ["self"]) + parameters)
+    decorator = "staticmethod" if static else ""
     return MethodText(
-        key, f"({head}) -> {_return_annotation(routine)}", print_block(routine.body, routine.source), static
+        key, f"({head}) -> {_return_annotation(routine)}", print_block(routine.body, routine.source), decorator
     )
 
 
@@ -238,12 +242,13 @@ def _or_none(parameter: str, kind: str, routine: Routine) -> str:
     return f"{kind.removesuffix(' | None')} | None{default}"
 
 
-def _top_forward(routine: Routine) -> MethodText:
+def _top_forward(routine: Routine, translator: Translator) -> MethodText:
     """Return the forward of the causal language model: the contract of generated files."""
     logits = routine.shape.fields.get("logits") if isinstance(routine.shape, Output) else None
     if not (isinstance(logits, Hole) and routine.holes == 1):
         raise Untranslatable("the model's output: logits alone must be left of it")
-    body = deepcopy(routine.body)
+    several = places_of(translator.model) is not None
+    body = codebooks.on_tokens(routine.body) if several else deepcopy(routine.body)
     for statement in body:
         for node in ast.walk(statement):
             if isinstance(node, ast.Return):
@@ -331,4 +336,4 @@ def rope_default(translator: Translator, cls: type) -> MethodText:
     types = {"config": type(config_of(translator, cls)).__name__, "layer_type": "str"}
     head = ", ".join(f"{item}: {types[item]}" for item in parameters)
     body = print_block(cleanup.clean(frame.out), frame.source)
-    return MethodText("default_parameters", f"({head}) -> tuple[torch.Tensor, float]", body, static=True)
+    return MethodText("default_parameters", f"({head}) -> tuple[torch.Tensor, float]", body, "staticmethod")

@@ -14,6 +14,7 @@ from onboard.codegen.translate.values import (
     KEYS,
     NONE,
     POSITIONS,
+    ROWS,
     UPCAST,
     Code,
     Folded,
@@ -64,9 +65,13 @@ def tensor_method(owner: Code, attr: str, args: Args, window: ast.expr | None = 
     if swaps and not owner.static and owner.form != CHANNELS:
         return Code(owner.expr, transposed=not owner.transposed)
     if owner.form == POSITIONS and (
-        attr in ("expand", "long", "to", "repeat") or (attr == "unsqueeze" and known == [0])
+        attr in ("expand", "long", "to", "repeat")
+        or (attr == "unsqueeze" and known == [0])
+        or (attr in ("view", "reshape") and known == [-1])
     ):
         return owner
+    if attr == "index_select" and (rows := _rows_at_positions(owner, args)) is not None:
+        return rows
     if attr == "permute" and known == [0, 2, 1, 3] and len(args.positional) == 4:
         return Code(owner.expr, transposed=not owner.transposed)
     if attr in ("view", "reshape") and (swapped := _single_head(owner, attr, args)) is not None:
@@ -82,6 +87,14 @@ def tensor_method(owner: Code, attr: str, args: Args, window: ast.expr | None = 
         attr = "reshape"  # a transposed tensor has no view of another shape
     called = plain_call(attribute(residual(owner), attr), args, owner.static and args.static())
     return replace(called, form=UPCAST) if owner.form == UPCAST and attr in _MOVES else called
+
+
+def _rows_at_positions(owner: Code, args: Args) -> Code | None:
+    """Return `table.index_select(0, positions)` for positions of each text, which have a dimension more."""
+    match args.positional:
+        case [Known(value=0), Code(form=str() as form) as positions] if form == POSITIONS:
+            return Code(ast.Subscript(residual(owner), residual(positions), ast.Load()), form=ROWS)
+    return None
 
 
 def _without_masks(args: Args) -> Args:

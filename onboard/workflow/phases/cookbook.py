@@ -105,6 +105,8 @@ def notebook_values(
     has_tokenizer: bool,
 ) -> dict[str, Any]:
     """Return everything that the template shows of a model: a Hub's, or that of a local `folder`."""
+    codebooks = int(spec.traits["codebooks"].value or 1) if "codebooks" in spec.traits else 1
+    has_tokenizer = has_tokenizer and codebooks == 1  # codes are no text
     return {
         "title": registration["name"],
         "model": hub_id or registration["name"],
@@ -117,7 +119,8 @@ def notebook_values(
         "highlights": highlights(spec),
         "memory": weight_memory(spec.num_parameters),
         "has_tokenizer": has_tokenizer,
-        "prompts": ["Once upon a time", "The capital of France is"] if has_tokenizer else [[5, 3, 8, 2], [7, 1]],
+        "codebooks": codebooks,
+        "prompts": example_prompts(codebooks, has_tokenizer=has_tokenizer),
         "max_tokens": max(1, min(32, (max_positions(spec.config) or 512) // 4)),
         "sampling": sampling_arguments(generation),
         "evaluation": [(name, generation[name]) for name in SAMPLING_FIELDS if generation.get(name) is not None],
@@ -127,6 +130,14 @@ def notebook_values(
 def has_tokenizer(folder: Path) -> bool:
     """Tell whether a checkpoint brings a tokenizer."""
     return (folder / "tokenizer_config.json").exists() or (folder / "tokenizer.json").exists()
+
+
+def example_prompts(codebooks: int, *, has_tokenizer: bool) -> list[Any]:
+    """Return prompts: texts, token ids, or a code of each codebook at every position."""
+    if has_tokenizer:
+        return ["Once upon a time", "The capital of France is"]
+    tokens = [[5, 3, 8, 2], [7, 1]]
+    return tokens if codebooks == 1 else [[[token] * codebooks for token in each] for each in tokens]
 
 
 def weight_memory(num_parameters: int) -> str:

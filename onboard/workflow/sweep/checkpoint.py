@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 from transformers.utils import logging
 
 from onboard.analysis.apart import SAME, change_by_later
-from onboard.analysis.tiny import VOCABULARY, build_small, load_config, one_line, tiny_config
+from onboard.analysis.tiny import build_small, load_config, one_line, tiny_config, vocabulary
 from onboard.errors import OnboardError
 from onboard.graph.architecture import decoder_config, find_language_model, is_composite, text_config
 from onboard.graph.reference import build_reference
@@ -98,7 +98,7 @@ def _config_alone(config: PretrainedConfig, folder: Path) -> Checkpoint:
 @torch.no_grad()
 def _reads_texts(model: nn.Module) -> bool:
     try:
-        model(input_ids=_text()[:1], use_cache=False)  # one text, to whatever takes several rows for one
+        model(input_ids=_text(model)[:1], use_cache=False)  # one text, to whatever takes several rows for one
     except Exception:  # whatever a model's own code raises
         return False
     return True
@@ -120,7 +120,7 @@ def is_causal(model: nn.Module) -> bool:
 @torch.no_grad()
 def why_not_causal(model: nn.Module) -> str:
     """Return what makes a language model none that is causal; empty: it is one."""
-    inputs = {"input_ids": _text()}
+    inputs = {"input_ids": _text(model)}
     first, second = (model(**inputs, use_cache=False).logits for _ in range(2))
     if not ((first - second).abs() <= _SAME * first.square().mean().sqrt()).all():
         return "its logits differ from one run to the next"
@@ -135,15 +135,15 @@ def flow(model: nn.Module) -> float:
 
     Where it is next to nothing, no comparison of logits shows what became of earlier tokens.
     """
-    ids = _text()
+    ids = _text(model)
     changed = ids.clone()
-    changed[:, -4] = (changed[:, -4] + 1) % VOCABULARY
+    changed[:, -4] = (changed[:, -4] + 1) % vocabulary(model)
     first, other = (model(input_ids=text, use_cache=False).logits[:, -3:].double() for text in (ids, changed))
     return float((other - first).square().mean().sqrt() / first.square().mean().sqrt())
 
 
-def _text() -> torch.Tensor:
-    return torch.randint(VOCABULARY, (2, _LENGTH), generator=torch.Generator().manual_seed(7))
+def _text(model: nn.Module) -> torch.Tensor:
+    return torch.randint(vocabulary(model), (2, _LENGTH), generator=torch.Generator().manual_seed(7))
 
 
 def _config(target: Target) -> PretrainedConfig:
@@ -204,7 +204,7 @@ def _tried(
 @torch.no_grad()
 def _effect(small: PretrainedConfig) -> _Effect:
     model = build_small(small)
-    logits: torch.Tensor = model(input_ids=_text(), use_cache=False).logits
+    logits: torch.Tensor = model(input_ids=_text(model), use_cache=False).logits
     problem = why_not_causal(model)
     if not flow(model) >= LEAST_FLOW:
         problem = "with it a token hardly moves later logits"

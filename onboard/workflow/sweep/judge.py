@@ -34,7 +34,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from onboard.errors import OnboardError
+from onboard.graph.codebooks import codebooks_of, with_tokens
 from onboard.graph.reference import without_missing_towers
+from onboard.modeling import Codebooks
 from onboard.runtime.llm import LLM
 from onboard.runtime.sampling import SamplingParams
 from onboard.testing import continue_distinct
@@ -74,7 +76,7 @@ def load_transformers(checkpoint: Path, dtype: torch.dtype = torch.float32) -> n
         options["experts_implementation"] = "eager"
     with without_missing_towers():
         model = model_class.from_pretrained(checkpoint, dtype=dtype, **options)
-    return model.eval()  # type: ignore[no-any-return]
+    return with_tokens(model).eval()  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -92,10 +94,8 @@ class _Judging:
     def __init__(self, checkpoint: Path, root: Path, device: str, verdict: Verdict) -> None:
         self.checkpoint, self.verdict = checkpoint, verdict
         self.theirs = load_transformers(checkpoint)
-        config: PretrainedConfig = self.theirs.config
-        self.places = set(places(config.to_dict()))
-        vocabulary = config.get_text_config(decoder=True).vocab_size
-        self.words = [token for token in range(vocabulary) if token not in self.places]
+        self.codebooks = codebooks_of(self.theirs)
+        self.places, self.words = _words(self.theirs, self.codebooks)
         self.ours = LLM(checkpoint, root=root, device=device, dtype="float32")
         self.room = longest_read(self.theirs, self.ours.engine.capacity, self.words[-1])
         verdict.distinct = is_arbitrary(self.theirs, self.words, self.room - 1, verdict.seed or 0)
@@ -129,9 +129,11 @@ class _Judging:
             batch = [prompts[index] for index in chosen]
             for index, (tokens, found) in zip(chosen, self.go_on(batch, size), strict=True):
                 rows = next_logits(self.theirs, prompts[index], tokens, expected[index])
-                asked = partial(_asked, prompt=prompts[index], tokens=tokens)
-                self.decoded.append(_Compared(found, rows.log_softmax(-1), asked))
-                self.gaps += _gaps(_lacking(rows, prompts[index], tokens) if self.verdict.distinct else rows, tokens)
+                asked = partial(_asked, prompt=prompts[index], tokens=tokens, codebooks=self.codebooks)
+                self.decoded.append(_Compared(_each(found, self.codebooks), _log_softmax(rows, self.codebooks), asked))
+                rows = _lacking(rows, prompts[index], tokens) if self.verdict.distinct else rows
+                codes = self.codebooks.unpack(torch.tensor(tokens, dtype=torch.long)).flatten().tolist()
+                self.gaps += _gaps(_each(rows, self.codebooks), codes)
 
     def go_on(self, batch: list[list[int]], size: int) -> Iterator[tuple[list[int], torch.Tensor]]:
         """Yield each prompt's greedy tokens, and the log-probabilities of their rows [tokens, vocabulary]."""
@@ -161,9 +163,27 @@ class _Judging:
         return worst, None if ours is None or theirs is None else Rounding(ours=ours, theirs=theirs)
 
 
-def _asked(model: nn.Module, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+def _words(model: nn.Module, codebooks: Codebooks) -> tuple[set[int], Sequence[int]]:
+    """Return the tokens that are no text, and those that are; of codes of several codebooks all are."""
+    if codebooks.count > 1:
+        return set(), range(codebooks.tokens)
+    config: PretrainedConfig = model.config
+    no_text = set(places(config.to_dict()))
+    return no_text, [token for token in range(config.get_text_config(decoder=True).vocab_size) if token not in no_text]
+
+
+def _asked(model: nn.Module, prompt: list[int], tokens: list[int], codebooks: Codebooks) -> torch.Tensor:
     """Return a model's log-probabilities; in float32 those of flat distributions have few digits of what differs."""
-    return next_logits(model, prompt, tokens, text_logits(model, prompt)).log_softmax(-1)
+    return _log_softmax(next_logits(model, prompt, tokens, text_logits(model, prompt)), codebooks)
+
+
+def _each(rows: torch.Tensor, codebooks: Codebooks) -> torch.Tensor:
+    """Return a row for each codebook of each token, [tokens * codebooks, codes]: each is a distribution of its own."""
+    return codebooks.split(rows).flatten(0, 1)
+
+
+def _log_softmax(rows: torch.Tensor, codebooks: Codebooks) -> torch.Tensor:
+    return _each(rows, codebooks).log_softmax(-1)
 
 
 def next_logits(model: nn.Module, prompt: list[int], tokens: list[int], own: torch.Tensor) -> torch.Tensor:

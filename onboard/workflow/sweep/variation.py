@@ -33,6 +33,7 @@ _HEADS = re.compile(r"num_attention_heads|(encoder|decoder)_attention_heads|n_he
 _KV_HEADS = re.compile(r"(\w+_)?num_key_value_heads|num_kv_heads|kv_n_heads")
 _SCAN_HEADS = re.compile(r"num_heads|mamba_n_heads|mamba_num_heads|n_mamba_heads")
 _HEAD_DIM = re.compile(r"head_dim|d_head|attention_head_size")
+_CODEBOOKS = re.compile(r"num_codebooks")
 _WIDE, _MANY = 72, 6
 """A width and a number of heads that are no powers of two."""
 _MOST_LAYERS = 6
@@ -91,6 +92,7 @@ def _sizes(values: dict[str, Any], draw: random.Random) -> Iterator[Aspect]:
     yield _plus(values, _CHOSEN, -1)
     yield _plus(values, _STATE, 5) + _plus(values, _STATE, 2)
     yield _plus(values, _KERNEL, -1)
+    yield _plus(values, _CODEBOOKS, -1)
 
 
 def _layers(small: PretrainedConfig, values: dict[str, Any]) -> Iterator[Aspect]:

@@ -11,17 +11,16 @@ from families import config_dict
 from transformers import AutoConfig
 
 from onboard.analysis.analyze import analyze
-from onboard.analysis.texts import rows_of_a_text
-from onboard.analysis.tiny import build_tiny, load_config
+from onboard.analysis.texts import check_rows, rows_of_a_text
+from onboard.analysis.tiny import build_small, build_tiny, load_config, tiny_config
 from onboard.errors import OnboardError
+from onboard.graph.architecture import causal_lm_class
 from onboard.workflow.phases.gather import require_causal_lm
 from onboard.workflow.size import build_on_meta
 from onboard.workflow.sweep.checkpoint import make_checkpoint
 from onboard.workflow.sweep.targets import Target
 
 REASONS = {
-    "musicgen": "reads 4 rows of input_ids as one text",
-    "musicgen_melody": "reads 4 rows of input_ids as one text",
     "gemma4_assistant": "ignores input_ids and asks for inputs_embeds and shared_kv_states",
     "gemma4_unified_assistant": "ignores input_ids and asks for inputs_embeds and shared_kv_states",
     "blt": r"cross_attn_layers.0 attends from \d+ states to 21",
@@ -43,16 +42,22 @@ def _gather_and_analyze(config: dict[str, Any], folder: Path) -> None:
     analyze(config, folder, model="x")
 
 
-def test_what_reads_no_texts_has_no_options_to_try(tmp_path: Path) -> None:
+def test_a_text_of_several_codebooks_has_options_to_try(tmp_path: Path) -> None:
     made = make_checkpoint(Target(name="musicgen", variant="varied"), tmp_path)
-    assert (made.architecture, made.is_causal, made.options) == ("MusicgenForCausalLM", None, [])
-    assert (tmp_path / "model.safetensors").is_file()
+    assert (made.architecture, made.is_causal) == ("MusicgenForCausalLM", True)
+    assert "num_codebooks=3" in made.options
 
 
 @pytest.mark.parametrize("codebooks", [1, 2, 3])
 def test_the_rows_of_a_text_are_counted(codebooks: int) -> None:
-    config = AutoConfig.for_model("musicgen_decoder", num_codebooks=codebooks)
-    assert rows_of_a_text(build_tiny(config)) == codebooks
+    """Those of transformers' model as it is, of which no embedding table and head for each codebook tells."""
+    config = tiny_config(AutoConfig.for_model("musicgen_decoder", num_codebooks=codebooks))
+    model = causal_lm_class(config)._from_config(config).eval()
+    assert rows_of_a_text(model) == codebooks
+    assert rows_of_a_text(build_small(config)) == 1
+    if codebooks > 1:
+        with pytest.raises(OnboardError, match=f"reads {codebooks} rows of input_ids as one text"):
+            check_rows(model)
 
 
 def test_a_row_of_a_language_model_is_a_text() -> None:

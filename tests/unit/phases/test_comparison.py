@@ -11,6 +11,7 @@ from transformers import PretrainedConfig
 
 from onboard.agents.comparison import Comparison, Observed, Passage, compare, compare_with_itself, passages
 from onboard.agents.session import Session
+from onboard.modeling import ONE_CODEBOOK
 from onboard.runtime.probe import DECODE, plans
 from onboard.runtime.reference import Reference
 from onboard.runtime.rope import LengthDependentRope
@@ -128,7 +129,8 @@ def test_batched_decode_reads_every_token_once_in_parts_that_a_step_holds() -> N
 
 
 def test_an_output_is_compared_up_to_a_token_that_is_no_text() -> None:
-    context: Any = SimpleNamespace(factory=SimpleNamespace(config=PretrainedConfig(vocab_size=9, pad_token_id=0)))
+    factory = SimpleNamespace(config=PretrainedConfig(vocab_size=9, pad_token_id=0))
+    context: Any = SimpleNamespace(factory=factory, codebooks=ONE_CODEBOOK)
     llm: Any = SimpleNamespace(engine=SimpleNamespace(rope=None))
     session = Session(llm, context, 0.0, [], [])
     [passage] = session._read("prompt", [1, 2], [3, 0, 5, 6])
