@@ -66,7 +66,7 @@ class Codebooks:
 
     def rows(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return transformers' input, a row for each codebook of each text, [batch * count, seq], of [batch, seq]."""
-        return torch.stack([tokens // self.size**k % self.size for k in range(self.count)], dim=1).flatten(0, 1)
+        return self.unpack(tokens).movedim(-1, 1).flatten(0, 1)
 
     def join(self, logits: torch.Tensor) -> torch.Tensor:
         """Return logits [batch, seq, count * codes] of transformers' [batch * count, seq, codes]."""

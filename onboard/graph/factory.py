@@ -147,7 +147,8 @@ class ModelFactory:
 
     def _generated_model(self) -> nn.Module:
         try:
-            model = self._generated_class()(self.config)
+            with default_dtype(self.dtype):  # as transformers does: some tables are made in it
+                model = self._generated_class()(self.config)
             layer = windowless_layer(model, self.text_config)
             assert layer is None, f"the attention of layer {layer} has no window, and the layer's type has one"
             return model
@@ -228,6 +229,17 @@ def _own(config: Any, overrides: Mapping[str, Any]) -> Any:
         if layers.key not in full:  # the config counts a list's entries instead
             values.pop(layers.key)
     return type(config).from_dict(values)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Make floating-point tensors for which no dtype is given in this one."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @contextmanager

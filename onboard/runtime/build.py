@@ -79,8 +79,8 @@ def _text_ends(checkpoint: Path, context: TransformContext) -> dict[str, Any]:
         ends, size = eos_token_ids(checkpoint, config), getattr(config, "vocab_size", None)
         return {"tokenizer": Tokenizer.load(checkpoint), "eos_token_ids": ends, "vocab_size": size}
     context.facts.append(
-        f"a token is a code of each of {codebooks.count} codebooks: there is no text, and texts end by max_tokens"
-        " or stop_token_ids alone"
+        f"a token is a code of each of {codebooks.count} codebooks: there is no text, outputs end by max_tokens or"
+        " stop_token_ids alone, and torch's operators choose the codes"
     )
     return {"vocab_size": codebooks.tokens}
 

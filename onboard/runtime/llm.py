@@ -177,6 +177,8 @@ class LLM:
     def _encode(self, prompt: str | list[int]) -> list[int]:
         if not isinstance(prompt, str):
             return prompt
+        if self.engine.codebooks.count > 1:
+            raise UsageError("the model's tokens are codes, no text", hint="Give what LLM.pack makes of codes")
         if self.engine.tokenizer is None:
             raise UsageError("the checkpoint has no tokenizer", hint="Give prompts as lists of token ids")
         return self.engine.tokenizer.encode(prompt)

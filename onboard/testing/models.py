@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from onboard.analysis.tiny import is_table
 from onboard.errors import OnboardError
 from onboard.graph.codebooks import with_tokens
 from onboard.graph.expert_weights import separate_experts
+from onboard.graph.factory import default_dtype
 from onboard.graph.reference import without_missing_towers
 from onboard.modeling import load_model_file, registered_model
 
@@ -41,7 +41,7 @@ def generated_causal_lm(model_file: Path, config: Any, device: str = "cpu", dtyp
     """
     _check_fields(model_file, config)
     load_model_file(model_file)
-    with _default_dtype(getattr(torch, dtype)):  # not .to(dtype): that would round the float32 tables of RoPE too
+    with default_dtype(getattr(torch, dtype)):  # not .to(dtype): that would round the float32 tables of RoPE too
         model = registered_model(type(config).__name__)(config)
     return model.to(device).eval()
 
@@ -60,16 +60,6 @@ def _check_fields(model_file: Path, config: Any) -> None:
             f" {transformers.__version__} knows nothing",
             hint=f"Use transformers {made_from[1]}, from which the file was generated",
         )
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @torch.no_grad()

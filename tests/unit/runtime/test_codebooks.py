@@ -168,6 +168,10 @@ def test_a_token_ends_a_text_and_others_are_refused(small: Small, llm: LLM) -> N
         llm.pack([(0, 0)])
     with pytest.raises(UsageError, match="a prompt has token"):
         llm.generate([small.size**COUNT])
+    with pytest.raises(UsageError, match="tokens are codes, no text"):
+        llm.generate("x")
+    with pytest.raises(UsageError, match="Tokens are whole numbers; LLM.pack makes them of codes"):
+        llm.generate([[text[0]]])
     with pytest.raises(UsageError, match="stop texts need a tokenizer"):
         llm.generate(llm.pack(text), SamplingParams(stop=["x"]))
 
@@ -177,6 +181,17 @@ def test_transformers_own_module_is_refused(small: Small, mode: Any) -> None:
     factory = ModelFactory(small.folder, root=None, dtype=torch.float32, model_kwargs={}, mode=mode)
     with pytest.raises(OnboardError, match="texts of one code a position, MusicgenForCausalLM has 3 codebooks"):
         factory.build_model()
+
+
+def test_tables_have_the_dtype_that_transformers_makes_them_in(small: Small) -> None:
+    """Else a model in half precision computes in float32 from its positions on, or not at all."""
+    factory = ModelFactory(small.folder, root=small.folder, dtype=torch.bfloat16, model_kwargs={})
+    theirs = MusicgenForCausalLM.from_pretrained(small.folder, dtype=torch.bfloat16)
+    ours, expected = dict(factory.build_model().named_buffers()), dict(theirs.named_buffers())
+    assert ours.keys() == expected.keys()
+    assert all(
+        torch.equal(ours[name], tensor) and ours[name].dtype == tensor.dtype for name, tensor in expected.items()
+    )
 
 
 def _how(rows: int, temperature: float) -> list[torch.Tensor]:
