@@ -135,3 +135,16 @@ class Checkout:
         name = os.environ.get("GIT_AUTHOR_NAME") or reader.get_value("user", "name", "")
         mail = os.environ.get("GIT_AUTHOR_EMAIL") or reader.get_value("user", "email", "")
         return (str(name), str(mail), False) if name and mail else (*NEUTRAL_IDENTITY, True)
+
+
+def commit_of(folder: Path) -> str:
+    """Return the commit of the checkout that `folder` is the top of, with "-dirty" where files differ; else ""."""
+    try:
+        import git
+    except ImportError:  # there is no git executable
+        return ""
+    try:
+        repo = git.Repo(folder)
+        return f"{repo.head.commit.hexsha}{'-dirty' if repo.is_dirty() else ''}"
+    except (git.GitError, ValueError):  # no checkout, or one without a commit
+        return ""

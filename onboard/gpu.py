@@ -38,24 +38,37 @@ class Memory:
         )
 
 
+FREE_SHARE = 0.95
+"""A GPU of which this much memory is free is one that nobody uses."""
+
+
 def list_gpus() -> list[Gpu]:
     """Return the NVIDIA GPUs of this machine in the order of `CUDA_VISIBLE_DEVICES`; none without a driver.
 
     That variable hides all when it is empty; numbers in it choose.
     """
+    return list(_visible_gpus().values())
+
+
+def free_gpus() -> list[int]:
+    """Return the numbers, as the driver counts, of the visible GPUs that nobody uses."""
+    return [index for index, gpu in _visible_gpus().items() if gpu.free >= FREE_SHARE * gpu.total]
+
+
+def _visible_gpus() -> dict[int, Gpu]:
     import pynvml
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible in {"", "-1"}:
-        return []
+        return {}
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return []
+        return {}
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        chosen = [int(each) for each in (visible or "").split(",") if each.strip().isdigit()]
-        return [_gpu(handles[each]) for each in chosen or range(len(handles)) if each < len(handles)]
+        count = pynvml.nvmlDeviceGetCount()
+        chosen = [int(each) for each in (visible or "").split(",") if each.strip().isdigit()] or range(count)
+        return {each: _gpu(pynvml.nvmlDeviceGetHandleByIndex(each)) for each in chosen if each < count}
     finally:
         pynvml.nvmlShutdown()
 

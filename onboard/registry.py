@@ -1,13 +1,14 @@
 """The model registry: `registry/models.yaml`, the composable configs beside it, and each model's standalone config.
 
-An entry's `yaml_extra` files are deep-merged left to right; the last one is the model's standalone config, which alone
-says everything too. The text of `models.yaml` belongs to its readers: entries are added to it, nothing else moves.
+What an entry runs with is `onboard.composition`'s to say; how the text of `models.yaml` is edited `registry_text`'s.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
 from hashlib import sha256
@@ -19,11 +20,10 @@ from filelock import FileLock
 from pydantic import Field, ValidationError, field_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
-from onboard.config import RuntimeConfig, StrictModel, deep_merge
-from onboard.content import content_path
-from onboard.errors import OnboardError
+from onboard.config import RuntimeConfig, StrictModel
+from onboard.content import CONTENT_ROOT, content_path
+from onboard.errors import OnboardError, UsageError
 
 HEADER = """\
 # Models that were onboarded. Each entry names its configs in configs/, deep-merged from left to right.
@@ -33,8 +33,8 @@ models:
 """
 """What `models.yaml` starts as."""
 
-WORLD_SIZES = ((2_000_000_000, 1), (15_000_000_000, 2), (80_000_000_000, 4))
-"""(parameters below, GPUs); 8 GPUs from the last bound on."""
+WORLD_SIZE = 1
+"""GPUs that a model is registered with: as many as one runs on, whatever its size."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.yaml")
 
@@ -57,16 +57,24 @@ class RegistryEntry(StrictModel):
     """When that run ended."""
     model_file: str | None = None
     """The digest of the model file that it had."""
+    architecture: str | None = None
+    """The class that its config names; models of one architecture and family share a model file."""
+    note: str | None = None
+    """What keeps the model from running as it was released, if anything does."""
+    family: str | None = None
+    """Its model type, as the model file is named by it."""
 
-    def doubt(self, model_file: Path) -> str | None:
-        """Return why this entry does not stand for a model that was seen to work with `model_file`; None if it does."""
-        if self.status == "failed":
-            return f"the run of {self.name} failed on {self.tested}"
-        if self.status != "passed":
-            return f"no run of {self.name} has passed (its registry entry is {self.status})"
-        if self.model_file is not None and digest(model_file) not in ("", self.model_file):
-            return f"{model_file.name} is not the file that the run of {self.name} passed with on {self.tested}"
-        return None
+    @property
+    def standalone(self) -> str:
+        """The name of its standalone config."""
+        return f"{self.config_id}.yaml"
+
+    @field_validator("config_id")
+    @classmethod
+    def _name_a_config(cls, config_id: str) -> str:
+        if not _FILE_NAME.fullmatch(f"{config_id}.yaml"):
+            raise ValueError(f"{config_id!r} is not the name of a file in configs/, without its .yaml")
+        return config_id
 
     @field_validator("yaml_extra")
     @classmethod
@@ -88,11 +96,6 @@ def digest(path: Path) -> str:
     The prefix keeps YAML from taking digits for a number.
     """
     return f"sha256:{sha256(path.read_bytes()).hexdigest()[:16]}" if path.is_file() else ""
-
-
-def world_size_for(num_parameters: int) -> int:
-    """Return the number of GPUs that a model of this size is registered with."""
-    return next((gpus for bound, gpus in WORLD_SIZES if num_parameters < bound), 8)
 
 
 def identity(model: str) -> str:
@@ -128,80 +131,49 @@ def parse_entries(text: str) -> list[RegistryEntry]:
         return []
     if not isinstance(models, list):
         raise OnboardError("registry/models.yaml: `models` is not a list", hint="Restore it from version control")
-    return [_entry(item) for item in models]
+    entries = [_entry(item) for item in models]
+    names = Counter(entry.name for entry in entries)
+    if twice := next((name for name, count in names.items() if count > 1), None):
+        raise OnboardError(f"registry/models.yaml has {twice} more than once", hint="Leave one of the entries")
+    return entries
 
 
 def load_entries(root: Path) -> list[RegistryEntry]:
     """Return the entries of the root's registry; none when it has no registry yet."""
     path = models_path(root)
-    return parse_entries(path.read_text(encoding="utf-8")) if path.exists() else []
+    return parse_entries(_read_text(path)) if path.exists() else []
 
 
-def insert_entry(text: str, entry: RegistryEntry) -> str:
-    """Return `text` with the entry after the last one: the difference is only added lines.
-
-    An entry of the same name stays as it is, so that what a person changed in it survives.
-    """
-    if any(known.name == entry.name for known in parse_entries(text)):
-        return text
-    models = _models_node(text)
-    lines = text.splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += "\n"
-    if models is None or not models.value:
-        at, column = _empty_list_line(lines), 2
-    else:
-        at, column = _last_line(models) + 1, models.start_mark.column
-    lines[at:at] = _render_entry(entry, column)
-    return "".join(lines)
-
-
-def set_fields(text: str, name: str, fields: Mapping[str, str]) -> str:
-    """Return `text` with plain values for fields of the entry `name`; nothing else in it moves."""
-    for key, value in fields.items():
-        text = _with_field(text, name, key, value)
-    return text
-
-
-def _with_field(text: str, name: str, key: str, value: str) -> str:
-    models = _models_node(text)
-    assert models is not None, "a registry without entries"
-    entry = next(node for node in models.value if _scalar(node, "name").value == name)
-    old, lines = _scalar(entry, key), text.splitlines(keepends=True)
-    if old is not None:
-        at, (start, end) = old.start_mark.line, (old.start_mark.column, old.end_mark.column)
-        lines[at] = f"{lines[at][:start]}{value}{lines[at][end:]}"
-    elif entry.flow_style:
-        at, end = entry.end_mark.line, entry.end_mark.column - 1
-        lines[at] = f"{lines[at][:end]}, {key}: {value}{lines[at][end:]}"
-    else:
-        at = _last_line(entry)
-        lines[at] = f"{lines[at].rstrip()}\n{' ' * entry.start_mark.column}{key}: {value}\n"
-    return "".join(lines)
-
-
-def _scalar(entry: Node, key: str) -> Any:
-    return next((value for name, value in entry.value if name.value == key), None)
-
-
-def compose_config(names: Sequence[str], root: Path) -> RuntimeConfig:
-    """Deep-merge files of `configs/`, the root's own before the shipped ones, and validate the result."""
-    merged: dict[str, Any] = {}
-    for name in names:
-        merged = deep_merge(merged, read_config_file(content_path("registry", "configs", name, root=root)))
-    return _validated(merged, ", ".join(names))
+def all_entries(root: Path) -> list[RegistryEntry]:
+    """Return the root's entries, and those of the shipped registry whose names it does not have."""
+    own = load_entries(root)
+    shipped = [] if models_path(root).resolve() == models_path(CONTENT_ROOT).resolve() else load_entries(CONTENT_ROOT)
+    known = {entry.name for entry in own}
+    return [*own, *(entry for entry in shipped if entry.name not in known)]
 
 
 def load_standalone(path: Path) -> RuntimeConfig:
     """Read and validate a standalone config."""
-    return _validated(read_config_file(path), path.name)
+    return validated(read_config_file(path), path.name)
+
+
+def config_file(name: str, root: Path) -> Path:
+    """Return a file of `configs/`, the root's own before the shipped one.
+
+    Raises `OnboardError` for one that is a link to somewhere outside of the root.
+    """
+    path = content_path("registry", "configs", name, root=root)
+    inside = (root.resolve(), CONTENT_ROOT.resolve())
+    if not any(path.resolve().is_relative_to(folder) for folder in inside):
+        raise OnboardError(f"registry/configs/{name} is a link that leads out of {root}", hint="Put the file there")
+    return path
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
     """Return the mapping that a config file holds."""
     if not path.exists():
         raise OnboardError(f"registry config {path.name} does not exist", hint=f"Expected at {path}")
-    return _load_yaml(path.read_text(encoding="utf-8"), path.name)
+    return _load_yaml(_read_text(path), path.name)
 
 
 def dump_config(config: dict[str, Any], comment: str) -> str:
@@ -214,11 +186,11 @@ def dump_config(config: dict[str, Any], comment: str) -> str:
 
 
 def find_entry(model: str, root: Path) -> RegistryEntry | None:
-    """Return the entry of a model, given as a registry name, an id or a folder."""
+    """Return the entry of a model, given as a registry name, an id or a folder; the root's before a shipped one."""
     entries = sorted(load_entries(root), key=lambda entry: entry.name != model)
     wanted = identity(model)
     by_config = (e for e in entries if _owner(config_path(root, e.config_id)) == wanted)
-    return next(by_config, None) or next((e for e in entries if e.name == model), None)
+    return next(by_config, None) or next((e for e in all_entries(root) if e.name == model), None)
 
 
 def claim_names(model: str, root: Path) -> tuple[str, str]:
@@ -248,20 +220,27 @@ def _is_free(config_id: str, root: Path) -> bool:
 
 
 def _owner(path: Path) -> str:
-    """Return the model that a standalone config is for; empty for a fragment or a missing file."""
-    return str(read_config_file(path).get("model", "")) if path.exists() else ""
+    """Return the model that a standalone config is for; empty for a fragment, a missing file, or one of elsewhere."""
+    folder = path.parents[2].resolve()
+    if not path.exists() or not path.resolve().is_relative_to(folder):
+        return ""
+    return str(read_config_file(path).get("model", ""))
 
 
 def _entry(item: Any) -> RegistryEntry:
     try:
         return RegistryEntry.model_validate(item)
     except ValidationError as error:
-        raise OnboardError(f"registry/models.yaml has a bad entry {item!r}: {_first(error)}") from error
+        shown = textwrap.shorten(repr(item), 120)
+        raise OnboardError(f"registry/models.yaml has a bad entry {shown}: {_first(error)}") from error
 
 
-def _validated(merged: dict[str, Any], source: str) -> RuntimeConfig:
+def validated(values: dict[str, Any], source: str) -> RuntimeConfig:
+    """Return the configuration that a file's or a composition's values are; `source` names it in errors."""
     try:
-        return RuntimeConfig.model_validate(merged)
+        return RuntimeConfig.model_validate(values)
+    except UsageError as error:
+        raise UsageError(f"{source}: {error.message}", hint=error.hint) from error
     except ValidationError as error:
         raise OnboardError(f"{source}: {_first(error)}", hint="Correct the file under registry/configs") from error
 
@@ -271,52 +250,18 @@ def _first(error: ValidationError) -> str:
     return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
 
 
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OnboardError(f"{path} cannot be read: {error}") from error
+
+
 def _load_yaml(text: str, source: str) -> dict[str, Any]:
     try:
         document = YAML(typ="safe").load(text)
-    except YAMLError as error:
+    except (YAMLError, ValueError, RecursionError) as error:
         raise OnboardError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict | None):
         raise OnboardError(f"{source} holds a {type(document).__name__}, not a mapping")
     return document or {}
-
-
-def _models_node(text: str) -> SequenceNode | None:
-    root: Node | None = YAML().compose(StringIO(text))
-    pairs = root.value if isinstance(root, MappingNode) else []
-    node = next((value for key, value in pairs if key.value == "models"), None)
-    if not isinstance(node, SequenceNode):
-        return None
-    if node.flow_style and node.value:
-        raise OnboardError(
-            "registry/models.yaml: `models` is a list in brackets", hint="Write one entry a line (- name: ...)"
-        )
-    return node
-
-
-def _last_line(node: Node) -> int:
-    """Return the index of the line on which a node's last scalar or closing bracket stands."""
-    while isinstance(node, MappingNode | SequenceNode) and node.value and not node.flow_style:
-        last = node.value[-1]
-        node = last[1] if isinstance(last, tuple) else last
-    return int(node.end_mark.line)
-
-
-def _empty_list_line(lines: list[str]) -> int:
-    """Return the index after the line `models:`, which an empty `[]` is taken from; add the line when there is none."""
-    for index, line in enumerate(lines):
-        if match := re.match(r"models:\s*(\[\s*\]|null|~)?\s*(#.*)?$", line):
-            if match[1]:
-                lines[index] = line.replace(match[1], "", 1).replace(": \n", ":\n")
-            return index + 1
-    lines.append("models:\n")
-    return len(lines)
-
-
-def _render_entry(entry: RegistryEntry, column: int) -> list[str]:
-    stream = StringIO()
-    yaml = YAML()
-    yaml.width = 4096
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    yaml.dump([entry.model_dump(exclude_defaults=True)], stream)
-    return [f"{' ' * column}{line[2:]}" for line in stream.getvalue().splitlines(keepends=True)]

@@ -1,4 +1,4 @@
-"""The run agent: builds a model from its standalone config in this process, generates, compares, reports as JSON.
+"""The run agent: builds a model from its registry entry in this process, generates, compares, reports as JSON.
 
 The run phase starts it as `python -m onboard.agents.run_agent`, a process of its own: all memory is returned when it
 ends, and a crash of a kernel does not take the workflow down. First ours runs and is given back, then transformers'.
@@ -28,8 +28,8 @@ from onboard.agents.session import Session
 from onboard.config import RuntimeConfig
 from onboard.errors import NotFiniteError, OnboardError
 from onboard.graph.context import TransformContext
-from onboard.registry import load_standalone
 from onboard.runtime.reference import reference_logits, release, why_no_reference
+from onboard.runtime.resolve import resolve_config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("onboard").setLevel(logging.INFO)
     disable_progress_bar()
     result = run(
-        load_standalone(options.config),
+        resolve_config(options.entry or "", options.root, options.config),
         options.root,
         device=options.device,
         dtype=options.dtype,
@@ -153,7 +153,9 @@ def _exit_with_parent() -> None:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m onboard.agents.run_agent", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="the standalone config")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--entry", help="the model's name in the registry, whose composed config it runs with")
+    what.add_argument("--config", type=Path, help="a standalone config, alone")
     parser.add_argument("--root", type=Path, required=True, help="where the generated model file is looked up first")
     parser.add_argument("--output", type=Path, required=True, help="where the result goes, as JSON")
     parser.add_argument("--device", default="auto", help="override of the config's device")

@@ -88,6 +88,7 @@ class Session:
             "compile_backend": _compile_backend(self.context),
             "world_size": runtime.world_size,
             "max_seq_len": runtime.max_seq_len,
+            "max_num_tokens": runtime.max_num_tokens,
             "num_hidden_layers": getattr(self.context.factory.text_config, "num_hidden_layers", None),
         }
 

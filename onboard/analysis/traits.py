@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import PretrainedConfig
 
+from onboard.analysis.mixture_traits import mixture
 from onboard.analysis.recorder import Recording
 from onboard.analysis.spec import Block, Trait
 from onboard.graph.architecture import text_config
@@ -17,6 +18,7 @@ def traits(config: PretrainedConfig, tiny: nn.Module, recording: Recording, bloc
     found = {
         **_attention(config, text_config(tiny.config), recording),
         **_from_blocks(blocks),
+        **mixture(config, blocks),
         **_rope(config, blocks),
         **_from_config(config),
     }
@@ -32,7 +34,10 @@ def _attention(config: Any, tiny: Any, recording: Recording) -> dict[str, Trait]
     kv_heads = fields.get(config.attribute_map.get("num_key_value_heads", "num_key_value_heads"))
     kv_heads = heads if kv_heads is None else kv_heads
     kind = "mha" if kv_heads == heads else "mqa" if kv_heads == 1 else "gqa"
-    evidence = "probe: canonical attention leaves the logits as they are; config.json: num_key_value_heads"
+    source = "num_key_value_heads"
+    if isinstance(fields.get("kv_lora_rank"), int):  # all heads read one latent, of which keys and values are made
+        kind, source = "mla", "kv_lora_rank"
+    evidence = f"probe: canonical attention leaves the logits as they are; config.json: {source}"
     out = {"attention": Trait(value=kind, evidence=evidence)}
     first = recording.attention[0]
     if any(call.window is not None for call in recording.attention):

@@ -12,13 +12,16 @@ import numpy as np
 import torch
 
 from onboard.config import DType, Mode, RuntimeConfig
+from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
 from onboard.hub import read_config
+from onboard.registry import find_entry
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
 from onboard.runtime.request import FinishReason, Request, Step
-from onboard.runtime.resolve import ConfigLike, doubt, find_checkpoint, resolve_config
+from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.tested_file import why_not_run
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, its tokens (a sequence, tensor or array), or vLLM's `{"prompt": ...}` or `{"prompt_token_ids": ...}`.
@@ -117,7 +120,11 @@ class LLM:
 
     def _doubt(self, model: str, root: Path, checkpoint: Path) -> str | None:
         """Return why the registry does not vouch for the model; transformers' own needs no such word."""
-        return doubt(model, root, read_config(checkpoint)["model_type"]) if self.runtime.mode == "graph" else None
+        entry = find_entry(model, root) if self.runtime.mode == "graph" else None
+        if entry is None:
+            return None
+        name = f"modeling_{read_config(checkpoint)['model_type']}.py"
+        return why_not_run(entry, content_path("models", name, root=root))
 
     def generate(
         self,

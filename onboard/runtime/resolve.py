@@ -1,4 +1,7 @@
-"""What a model's name stands for: its configuration and the folder that holds its files."""
+"""What a model's name stands for: its configuration and the folder that holds its files.
+
+Every run of a registered model gets its configuration here.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from onboard.composition import compose
 from onboard.config import RuntimeConfig
-from onboard.content import content_path
 from onboard.errors import UsageError
 from onboard.graph.quantised import refuse_quantised
 from onboard.hub import open_source
-from onboard.registry import config_path, find_entry
+from onboard.registry import find_entry
 
 ConfigLike = str | Path | Mapping[str, Any] | RuntimeConfig | None
 
@@ -22,27 +25,30 @@ ConfigLike = str | Path | Mapping[str, Any] | RuntimeConfig | None
 def resolve_config(
     model: str, root: Path, config: ConfigLike = None, overrides: Mapping[str, Any] | None = None
 ) -> RuntimeConfig:
-    """Return the configuration to run `model` with: the given one, else the registered one, else the defaults.
+    """Return the configuration to run `model` with: the given one, else its registry entry's, else the defaults.
 
-    `overrides` replace its fields, except where they say no more than the defaults do.
+    `overrides` are the user's and win over all; of them None, "auto" and what else is the default of a word or a switch
+    say nothing. Raises `UsageError` or `OnboardError`.
     """
     if isinstance(config, RuntimeConfig):
         values = config.model_dump(exclude_unset=True)
     elif isinstance(config, Mapping):
         values = dict(config)
     else:
-        entry = find_entry(model, root) if config is None else None
-        path = config_path(root, entry.config_id) if entry else config
-        values = _read_yaml(Path(path)) if path is not None else {}
-    fields = RuntimeConfig.model_fields
-    changed = {key: value for key, value in (overrides or {}).items() if value != fields[key].default}
+        values = _registered(model, root) if config is None else _read_yaml(Path(config))
+    changed = {key: value for key, value in (overrides or {}).items() if _says(key, value)}
     return _validated({**values, "model": values.get("model") or model, **changed})
 
 
-def doubt(model: str, root: Path, family: str) -> str | None:
-    """Return why the registry does not vouch for a model of its own; None when it does, or does not know it."""
+def _registered(model: str, root: Path) -> dict[str, Any]:
     entry = find_entry(model, root)
-    return entry.doubt(content_path("models", f"modeling_{family}.py", root=root)) if entry else None
+    return {} if entry is None else {"model": entry.name, **compose(entry, root).model_dump(exclude_unset=True)}
+
+
+def _says(key: str, value: Any) -> bool:
+    """Whether an override is meant: a number always is, but for the one GPU that every run has."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and key != "world_size"
+    return number or (value is not None and value != RuntimeConfig.model_fields[key].default)
 
 
 def find_checkpoint(runtime: RuntimeConfig) -> Path:

@@ -1,16 +1,19 @@
-"""Is a model file the one whose tests passed? What the test phase wrote of it is compared with the file as it is."""
+"""Is a model file the one that passed? What tests and runs left of it is compared with the file as it is."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from onboard.content import CONTENT_ROOT
+from onboard.registry import RegistryEntry
 
 WORK_FOLDER = ".onboard"
 TESTS = "tests.json"
+_PREFIX = "sha256:"
 
 
 def why_untested(model_file: Path, root: Path | None) -> str | None:
@@ -26,10 +29,26 @@ def why_untested(model_file: Path, root: Path | None) -> str | None:
     if not tested:
         shipped = model_file.resolve().is_relative_to(CONTENT_ROOT / "models")
         return None if shipped else f"{name} has passed no tests here"
-    digest = hashlib.sha256(model_file.read_bytes()).hexdigest()
-    if any(record["model_file"]["sha256"] == digest for record in tested):
+    if _is_one_of(model_file, (record["model_file"]["sha256"] for record in tested)):
         return None
     return f"{name} is not the file whose tests passed: it was edited since"
+
+
+def why_not_run(entry: RegistryEntry, model_file: Path) -> str | None:
+    """Return why an entry does not stand for a model that was seen to work with `model_file`; None if it does."""
+    if entry.status == "failed":
+        return f"the run of {entry.name} failed on {entry.tested}"
+    if entry.status != "passed":
+        return f"no run of {entry.name} has passed (its registry entry is {entry.status})"
+    if entry.model_file is None or not model_file.is_file() or _is_one_of(model_file, [entry.model_file]):
+        return None
+    return f"{model_file.name} is not the file that the run of {entry.name} passed with on {entry.tested}"
+
+
+def _is_one_of(model_file: Path, digests: Iterable[str]) -> bool:
+    """Whether the file has one of these sha256, each whole or its start (`onboard.registry.digest`)."""
+    found = hashlib.sha256(model_file.read_bytes()).hexdigest()
+    return any(digest and found.startswith(digest.removeprefix(_PREFIX)) for digest in digests)
 
 
 def _records(root: Path) -> list[dict[str, Any]]:

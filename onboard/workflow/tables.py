@@ -23,6 +23,16 @@ def upsert_row(text: str, heading: str, row: list[str], key_columns: int, merge:
     return "\n".join(lines) + "\n"
 
 
+def rows_under(text: str, heading: str) -> list[list[str]]:
+    """Return the rows of the table under `heading`; none where there is no such table."""
+    lines = text.splitlines()
+    try:
+        start, end = _table(lines, heading)
+    except ValueError:
+        return []
+    return [split_row(line) for line in lines[start:end]]
+
+
 def upsert_footnote(text: str, label: str, note: str) -> str:
     """Return `text` with the footnote `[^label]: note` among the others, sorted; a first one goes to the end."""
     lines = text.rstrip("\n").split("\n")

@@ -1,7 +1,7 @@
 """What the registry says of a model's run: pending while it goes on, then passed or failed, and since when.
 
 An entry is written before the run, which reads its config. So that it never stands for a model that nobody saw work,
-it says so itself, and what serves a model says it too (`onboard.runtime.resolve`).
+it says so itself, and what serves a model says it too (`onboard.runtime.tested_file`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from typing import Any
 
 from onboard import registry
 from onboard.content import content_path
+from onboard.gpu import list_gpus
+from onboard.registry_text import set_fields
 from onboard.workflow.files import write_atomically
 from onboard.workflow.phase import PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
+from onboard.workflow.results import Result, now, save_result
 
 PhaseRun = Callable[[Any, RunContext], PhaseResult]
 
@@ -48,20 +51,21 @@ def _record(context: RunContext, status: registry.Status) -> None:
             return
         today = datetime.now(UTC).date().isoformat()
         ended = {} if status == "pending" else {"tested": today, "model_file": _model_file(context)}
-        new = registry.set_fields(text, name, {"status": status, **ended})
+        new = set_fields(text, name, {"status": status, **ended})
         write_atomically(path, new, staging=context.files.staging)
         if status == "failed":
-            _show_failure(context, today)
+            _show_failure(context)
 
 
-def _show_failure(context: RunContext, today: str) -> None:
-    """Write a failed run to the support matrix, which the phase for it is not reached to do."""
-    from onboard.workflow.phases.matrix import empty_matrix, matrix_path, update_matrix
+def _show_failure(context: RunContext) -> None:
+    """Write a failed run to results and support matrix, which the phase for it is not reached to do."""
+    from onboard.workflow.phases.matrix import empty_matrix, matrix_path, updated_matrix
 
-    path = matrix_path(context.root)
+    path, name = matrix_path(context.root), context.read_json(REGISTRATION)["name"]
     text = path.read_text(encoding="utf-8") if path.exists() else empty_matrix()
-    new = update_matrix(text, context.spec, context.read_json(REGISTRATION), None, failed=today)
-    write_atomically(path, new, staging=context.files.staging)
+    device = context.options.device if context.options.device != "auto" else "cuda" if list_gpus() else "cpu"
+    results = save_result(context.root, Result(name=name, status="failed", date=now(), device=device))
+    write_atomically(path, updated_matrix(text, context, results), staging=context.files.staging)
 
 
 def _model_file(context: RunContext) -> str:

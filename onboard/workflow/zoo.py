@@ -18,11 +18,12 @@ from onboard.analysis.spec import ModelSpec
 from onboard.codegen.render import render
 from onboard.config import suggest
 from onboard.errors import UsageError
-from onboard.registry import RegistryEntry
+from onboard.registry_text import insert_entry
 from onboard.workflow.phases.cookbook import TEMPLATE, notebook_of, notebook_text, notebook_values
 from onboard.workflow.phases.generate import same_but_revision
 from onboard.workflow.phases.matrix import matrix_path, update_matrix
-from onboard.workflow.phases.register import composition_of, standalone_text
+from onboard.workflow.phases.register import mended, new_entry, standalone_text
+from onboard.workflow.results import Result, load_results
 
 ZOO = Path("registry", "zoo.yaml")
 QUANTISATION = "quantization_config"
@@ -61,7 +62,7 @@ def drifts(family: str, models: Mapping[str, Mapping[str, Any]], root: Path) -> 
     """
     specs = [_spec(family, name, fields) for name, fields in models.items()]
     released = [_as_released(spec, models[spec.model]) for spec in specs]
-    for path, text in [*_family_files(specs, root), *_model_files(specs, root), *_tables(released, root)]:
+    for path, text in [*_family_files(specs, root), *registry_files(released, root)]:
         found = path.read_text(encoding="utf-8") if path.exists() else None
         if found is None or not (found == text or same_but_revision(found, text)):
             yield Drift(path, text, found)
@@ -93,26 +94,35 @@ def _family_files(specs: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path
     yield root / "tests" / "equivalence" / f"test_{family}_modeling.py", generate_test_file(specs[0], root)
 
 
+def registry_files(released: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield what the registry has of a family's models: configs, notebooks and tables, from specs as released."""
+    yield from _model_files(released, root)
+    yield from _tables(released, root)
+
+
 def _model_files(specs: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path, str]]:
     for spec in specs:
         record = _registration(spec)
         yield registry.config_path(root, record["config_id"]), standalone_text(spec.model, "auto", spec, root)
-        values = notebook_values(spec, record, hub_id=spec.model, folder=None, generation={}, has_tokenizer=True)
+        values = notebook_values(spec, record, hub_id=spec.model, folder=None, generation=None, has_tokenizer=True)
         yield notebook_of(root, record["config_id"]), notebook_text(render(TEMPLATE, root, **values))
 
 
 def _tables(specs: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the registry and the support matrix, with rows of what the models are: no run has tried them."""
+    """Yield the registry and the support matrix, with rows of what the models are, and what runs of them showed."""
     models, matrix = registry.models_path(root), matrix_path(root)
     entries, rows = (path.read_text(encoding="utf-8") for path in (models, matrix))
     for spec in specs:
         record = _registration(spec)
-        own = [*composition_of(spec), f"{record['config_id']}.yaml"]
-        entry = RegistryEntry(name=spec.model, config_id=record["config_id"], yaml_extra=own)
-        entries = registry.insert_entry(entries, entry)
-        rows = update_matrix(rows, spec, record, None)
+        entry = new_entry(spec, spec.model, record["config_id"])
+        entries, _ = mended(insert_entry(entries, entry), entry)
+        rows = update_matrix(rows, spec, record, _results(root, spec.model))
     yield models, entries
     yield matrix, rows
+
+
+def _results(root: Path, name: str) -> list[Result]:
+    return [row for row in load_results(root) if row.name == name]
 
 
 def _registration(spec: ModelSpec) -> dict[str, Any]:

@@ -25,7 +25,10 @@ from onboard.workflow.engine import PHASES
 pytestmark = pytest.mark.slow
 
 # What differs between any two runs: times, seeds, and the texts that show them.
-VARYING = ("state.json", "worklog.md", "tests.json", "run.json", "report.md", "report.html", "pull_request.md")
+VARYING = (
+    *("state.json", "worklog.md", "tests.json", "run.json", "report.md", "report.html", "pull_request.md"),
+    "results.jsonl",
+)
 STAMP = re.compile(r"_\d{8}-\d{6}_")
 # A name and config values that break out of whatever they are pasted into unescaped.
 INJECTION = "x'\"\"\"); open('pwned', 'w') #{{7*7}}<script>"

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import multiprocessing
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from onboard import registry
-from onboard.config import RuntimeConfig
-from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError, UsageError
-from onboard.registry import RegistryEntry, insert_entry, parse_entries, set_fields
+from onboard.registry import RegistryEntry, parse_entries
+from onboard.registry_text import insert_entry, set_fields
 
 COMMENTED = """\
 # The list.   Spacing is mine.
@@ -70,18 +69,6 @@ def test_fields_of_one_entry_change_and_nothing_else_moves(text: str) -> None:
     assert len(removed) == text.count("{name"), "of a block no line changes, of braces the one"
 
 
-def test_an_entry_vouches_only_for_the_file_that_passed(tmp_path: Path) -> None:
-    path = tmp_path / "modeling_x.py"
-    path.write_text("X = 1\n")
-    entry = _entry()
-    assert "untested" in str(entry.doubt(path))
-    passed = entry.model_copy(update={"status": "passed", "model_file": registry.digest(path)})
-    assert passed.doubt(path) is None
-    path.write_text("X = 2\n")
-    assert "is not the file that the run of org/New-7B passed with" in str(passed.doubt(path))
-    assert "failed" in str(entry.model_copy(update={"status": "failed"}).doubt(path))
-
-
 def test_an_empty_list_in_brackets_is_opened() -> None:
     assert parse_entries(insert_entry("models: []  # none yet\nversion: '1'\n", _entry())) == [_entry()]
 
@@ -96,24 +83,38 @@ def test_a_hostile_name_stays_a_string(name: str) -> None:
     assert [e.name for e in parse_entries(insert_entry(COMMENTED, _entry(name)))] == ["org/One", "org/Two", name]
 
 
-@pytest.mark.parametrize("text", ["models: {}\n", "models: [\n", "- a\n", "models:\n- 3\n", "models:\n- name: x\n"])
+ONE = "name: a, config_id: b"
+BROKEN = [
+    *("models: {}\n", "models: [\n", "- a\n", "models:\n- 3\n", "models:\n- name: x\n", "models: yes\n", "3\n"),
+    *("models:\n- [a, b]\n", "models: &m [*m]\n", "models:\n- {name: 3, config_id: b, yaml_extra: []}\n", "? {a: b}\n"),
+    *(f"models:\n- {{{ONE}, yaml_extra: {shape}}}\n" for shape in ("x.yaml", "{x: y}", "[[x.yaml]]", "[null]", "[3]")),
+    *(f"models:\n- {{{ONE}, yaml_extra: [], {field}}}\n" for field in ("3: x", "status: fine", "tested: soon", "x: y")),
+    f"models:\n- {{{ONE}, yaml_extra: []}}\n- {{name: a, config_id: c, yaml_extra: []}}\n",
+    "a: b\0\n",
+    f"models:\n- {{{ONE}, tested: 2026-02-31, yaml_extra: []}}\n",
+]
+
+
+@pytest.mark.parametrize("text", BROKEN)
 def test_a_broken_registry_is_one_line(text: str) -> None:
     with pytest.raises(OnboardError) as error:
         parse_entries(text)
     assert "\n" not in str(error.value)
 
 
-def test_an_entry_reads_no_file_outside_configs() -> None:
-    with pytest.raises(OnboardError, match="not the name of a file"):
-        parse_entries("models:\n- {name: a, config_id: b, yaml_extra: [../../secret.yaml]}\n")
+def test_a_registry_that_is_no_text_is_one_line(tmp_path: Path) -> None:
+    path = registry.models_path(tmp_path)
+    path.parent.mkdir()
+    path.write_bytes(b"models: \xff\n")
+    with pytest.raises(OnboardError, match="cannot be read"):
+        registry.load_entries(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "gpus"),
-    [(1.9e9, 1), (2e9, 2), (14e9, 2), (15e9, 4), (17e9, 4), (70e9, 4), (79e9, 4), (80e9, 8), (400e9, 8)],
-)
-def test_world_size_follows_the_parameter_count(parameters: float, gpus: int) -> None:
-    assert registry.world_size_for(int(parameters)) == gpus
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "a/b", "..", "", ".hidden", "a\\b", "a\nb"])
+def test_an_entry_reads_no_file_outside_configs(name: str) -> None:
+    for fields in ({"config_id": name, "yaml_extra": []}, {"config_id": "b", "yaml_extra": [f"{name}.yaml"]}):
+        with pytest.raises(ValidationError):
+            RegistryEntry.model_validate({"name": "a", **fields})
 
 
 @pytest.mark.parametrize(
@@ -123,32 +124,10 @@ def test_slug(name: str, expected: str) -> None:
     assert registry.slug(name) == expected
 
 
-def test_every_shipped_fragment_and_composition_is_valid(tmp_path: Path) -> None:
-    fragments = [path.name for path in (CONTENT_ROOT / "registry" / "configs").glob("*.yaml")]
-    assert "dashboard_default.yaml" in fragments
-    for fragment in fragments:
-        assert isinstance(registry.compose_config(["dashboard_default.yaml", fragment], tmp_path), RuntimeConfig)
-    for size, reduced in itertools.product((1, 2, 4, 8), ("num_hidden_layers_2.yaml", "attn_backend_triton.yaml")):
-        names = ["dashboard_default.yaml", f"world_size_{size}.yaml", reduced]
-        assert registry.compose_config(names, tmp_path).world_size == size
-
-
-def test_later_files_win_and_the_root_comes_first(tmp_path: Path) -> None:
-    configs = tmp_path / "registry" / "configs"
-    configs.mkdir(parents=True)
-    (configs / "world_size_1.yaml").write_text("world_size: 3\nkv_cache_config: {max_tokens: 64}\n")
-    config = registry.compose_config(["dashboard_default.yaml", "world_size_1.yaml"], tmp_path)
-    assert (config.world_size, config.kv_cache_config.max_tokens, config.kv_cache_config.tokens_per_block) == (
-        3,
-        64,
-        32,
-    )
-
-
 def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("max_seq_length: 3\n")
-    with pytest.raises(UsageError, match="max_seq_len"):
+    with pytest.raises(UsageError, match=r"x\.yaml: .*max_seq_len"):
         registry.load_standalone(path)
 
 

@@ -11,11 +11,15 @@ from typing import Any
 
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.render import render
+from onboard.composition import compose
 from onboard.content import content_path
 from onboard.errors import OnboardError
+from onboard.graph.quantised import describe_config
+from onboard.registry import load_entries, load_standalone
 from onboard.workflow.checkpoint import layer_kinds, max_positions
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
+from onboard.workflow.phases.run import ARTIFACT as RUN
 
 TEMPLATE = "cookbook/notebook.j2"
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
@@ -35,6 +39,7 @@ class Cookbook(Phase):
             "artifacts": context.digest("spec.yaml", REGISTRATION),
             "generation": digest(folder / "generation_config.json"),
             "tokenizer": has_tokenizer(folder),
+            "tried": tried(context),
         }
 
     def run(self, context: RunContext) -> PhaseResult:
@@ -92,7 +97,22 @@ def template_values(context: RunContext) -> dict[str, Any]:
         folder=context.model if local else None,
         generation=_read_json(folder / "generation_config.json"),
         has_tokenizer=has_tokenizer(folder),
+        tried=tried(context),
     )
+
+
+def tried(context: RunContext) -> str:
+    """Return where the model's run from this configuration succeeded; empty when none did, or it ran with another."""
+    if not context.files.exists(context.artifact(RUN)):
+        return ""
+    registration, full = context.read_json(REGISTRATION), context.read_json(RUN)["runs"].get("full", {})
+    entry = next((each for each in load_entries(context.root) if each.name == registration["name"]), None)
+    alone = context.root / registration["config"]
+    if full.get("status") != "success" or entry is None or not alone.exists():
+        return ""
+    settings = full["settings"]
+    same = compose(entry, context.root).model_dump() == load_standalone(alone).model_dump()
+    return f"{settings['device']} in {settings['dtype']}" if same else ""
 
 
 def notebook_values(
@@ -101,13 +121,21 @@ def notebook_values(
     *,
     hub_id: str | None,
     folder: str | None,
-    generation: dict[str, Any],
+    generation: dict[str, Any] | None,
     has_tokenizer: bool,
+    tried: str = "",
 ) -> dict[str, Any]:
-    """Return everything that the template shows of a model: a Hub's, or that of a local `folder`."""
+    """Return everything that the template shows of a model: a Hub's, or that of a local `folder`.
+
+    `generation` is the checkpoint's generation_config.json, None where nobody has read it; `tried` says where a run of
+    the model from its standalone config succeeded.
+    """
     codebooks = int(spec.traits["codebooks"].value or 1) if "codebooks" in spec.traits else 1
     has_tokenizer = has_tokenizer and codebooks == 1  # codes are no text
     return {
+        "tried": tried,
+        "quantised": describe_config(spec.config),
+        "generation_known": generation is not None,
         "title": registration["name"],
         "model": hub_id or registration["name"],
         "model_argument": shlex.quote(hub_id or folder or registration["name"]),
@@ -122,8 +150,10 @@ def notebook_values(
         "codebooks": codebooks,
         "prompts": example_prompts(codebooks, has_tokenizer=has_tokenizer),
         "max_tokens": max(1, min(32, (max_positions(spec.config) or 512) // 4)),
-        "sampling": sampling_arguments(generation),
-        "evaluation": [(name, generation[name]) for name in SAMPLING_FIELDS if generation.get(name) is not None],
+        "sampling": sampling_arguments(generation or {}),
+        "evaluation": [
+            (name, value) for name in SAMPLING_FIELDS if (value := (generation or {}).get(name)) is not None
+        ],
     }
 
 
@@ -142,7 +172,12 @@ def example_prompts(codebooks: int, *, has_tokenizer: bool) -> list[Any]:
 
 def weight_memory(num_parameters: int) -> str:
     """Return what the weights take in the two usual dtypes."""
-    return f"{2 * num_parameters / 1e9:.3g} GB (bfloat16) or {4 * num_parameters / 1e9:.3g} GB (float32)"
+    half, full = (_digits(size * num_parameters / 1e9) for size in (2, 4))
+    return f"{half} GB (bfloat16) or {full} GB (float32)"
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def highlights(spec: ModelSpec) -> list[tuple[str, str]]:

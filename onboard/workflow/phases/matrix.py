@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,12 +15,23 @@ from onboard.graph.quantised import describe_config
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.phases.run import ARTIFACT as RUN
-from onboard.workflow.tables import cell, upsert_footnote, upsert_row
+from onboard.workflow.results import FEATURES as RUN_FEATURES
+from onboard.workflow.results import (
+    NO,
+    NOT_THERE,
+    UNTESTED,
+    Result,
+    features_of,
+    load_results,
+    result_of,
+    results_path,
+    text_of,
+    verified,
+    with_result,
+)
+from onboard.workflow.tables import cell, rows_under, upsert_footnote, upsert_row
 
 MODELS, FEATURES = "## Models", "## Features"
-UNTESTED = "Untested"
-FAILED = "failed on "
-NOT_JUDGED = ", text not judged"
 SHOWN_TRAITS = (
     "attention",
     "rope",
@@ -27,8 +39,9 @@ SHOWN_TRAITS = (
     "norm",
     "mlp",
     "activation",
-    "moe",
-    "qk_norm",
+    "experts",
+    "experts_per_token",
+    "shared_experts",
     "sliding_window",
     "attention_softcap",
     "logit_softcap",
@@ -44,37 +57,59 @@ class Matrix(Phase):
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on what the rows say."""
-        registration = context.read_json(REGISTRATION)
-        rows = model_row(context.spec, registration, context.read_json(RUN))
-        return {"rows": [rows, feature_row(context.spec, registration, context.read_json(RUN))]}
+        registration, rows = context.read_json(REGISTRATION), [own_result(context)]
+        return {"rows": [model_row(context.spec, registration, rows), feature_row(context.spec, registration, rows)]}
 
     def run(self, context: RunContext) -> PhaseResult:
         """Update the matrix under the registry's lock."""
         path = matrix_path(context.root)
         with nullcontext() if context.options.dry_run else registry.registry_lock(context.root):
             text = path.read_text(encoding="utf-8") if path.exists() else empty_matrix()
-            context.files.write(path, updated_matrix(text, context))
+            results = with_result(load_results(context.root), own_result(context))
+            text = updated_matrix(text, context, results)
+            context.files.write(results_path(context.root), text_of(results))
+            context.files.write(path, text)
         return PhaseResult(artifacts={"matrix": context.relative(path)}, summary=f"row in {context.relative(path)}")
 
 
-def updated_matrix(text: str, context: RunContext) -> str:
-    """Return a support matrix with what a run found of its model."""
-    return update_matrix(text, context.spec, context.read_json(REGISTRATION), context.read_json(RUN))
+def own_result(context: RunContext) -> Result:
+    """Return the row of a run's model."""
+    run, registration = context.read_json(RUN), context.read_json(REGISTRATION)
+    fields = {"command": run["command"], "log": run.get("log", "")}
+    fields |= {"date": run["date"]} if "date" in run else {}
+    return result_of(registration["name"], run["runs"]["full"], window(context.spec), **fields)
 
 
-def update_matrix(
-    text: str, spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any] | None, *, failed: str = ""
-) -> str:
+def updated_matrix(text: str, context: RunContext, results: Sequence[Result]) -> str:
+    """Return a support matrix with what is known of a run's model."""
+    registration = context.read_json(REGISTRATION)
+    rows = [row for row in results if row.name == registration["name"]]
+    return update_matrix(text, context.spec, registration, rows)
+
+
+def update_matrix(text: str, spec: ModelSpec, registration: dict[str, Any], results: Sequence[Result]) -> str:
     """Return a support matrix with the model's rows and footnote in it; the rest stays as it is.
 
-    Without a `run` the rows say what the model is, and that nobody has tried it, or the date on which its run `failed`.
+    Without results the rows say what the model is, and that nobody has tried it.
     """
-    row = model_row(spec, registration, run)
-    if failed:
-        row[4] = f"{FAILED}{failed}"
+    rows = model_row(spec, registration, results), feature_row(spec, registration, results)
+    return _with_rows(text, rows, registration)
+
+
+def refreshed(text: str, entry: registry.RegistryEntry, results: Sequence[Result]) -> str:
+    """Return a support matrix with what results say of an entry; what the model is stays as the table has it."""
+    known = next((row for row in rows_under(text, MODELS) if row[1] == cell(entry.name)), None)
+    about = known or [f"`{cell(entry.architecture or '')}`", cell(entry.name), cell(entry.family or ""), "", "", ""]
+    row = [*about[:4], cell(verified(results) or UNTESTED), f"[^{entry.config_id}]"]
+    found = features_of(results)
+    features = [cell(entry.name), *(found[name] for name in RUN_FEATURES), NO, NOT_THERE if entry.note is None else NO]
+    return _with_rows(text, (row, features), {"config_id": entry.config_id, "config": f"{entry.config_id}.yaml"})
+
+
+def _with_rows(text: str, rows: tuple[list[str], list[str]], registration: dict[str, Any]) -> str:
     try:
-        text = upsert_row(text, MODELS, row, 2, merge_model_rows)
-        text = upsert_row(text, FEATURES, feature_row(spec, registration, run), 1, merge_feature_rows)
+        text = upsert_row(text, MODELS, rows[0], 2, lambda _, new: new)
+        text = upsert_row(text, FEATURES, rows[1], 1, _keep_what_the_model_lacks)
     except ValueError as error:
         raise OnboardError(
             f"registry/supported_models.md: {error}", hint="Restore the table's heading and header row"
@@ -99,14 +134,14 @@ def empty_matrix() -> str:
     return "\n".join(kept).rstrip() + "\n"
 
 
-def model_row(spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any] | None) -> list[str]:
+def model_row(spec: ModelSpec, registration: dict[str, Any], results: Sequence[Result]) -> list[str]:
     """Return Architecture, Model, Family, Features, Verified on, Config."""
     return [
         f"`{cell(spec.architecture)}`",
         cell(registration["name"]),
         cell(spec.family),
         cell(", ".join(features(spec))),
-        cell(verified_on(run) if run else _without_run(spec)),
+        cell(verified(results) or _without_run(spec)),
         f"[^{registration['config_id']}]",
     ]
 
@@ -115,14 +150,6 @@ def _without_run(spec: ModelSpec) -> str:
     """Return why nobody has tried a model: nobody did, or its released weights cannot be read."""
     found = describe_config(spec.config)
     return UNTESTED if found is None else f"Not supported yet: released quantised ({found})"
-
-
-def merge_model_rows(old: list[str], new: list[str]) -> list[str]:
-    """Keep what earlier runs verified; the rest is as the newest run says."""
-    verified = {part for row in (old, new) for part in row[4].split("; ") if part not in ("", UNTESTED)}
-    verified -= {f"{part}{NOT_JUDGED}" for part in verified}
-    verified -= {part for part in verified if part.startswith(FAILED) and part != new[4]}
-    return [*new[:4], "; ".join(sorted(verified)) or UNTESTED, new[5]]
 
 
 def features(spec: ModelSpec) -> list[str]:
@@ -137,50 +164,25 @@ def features(spec: ModelSpec) -> list[str]:
     return words
 
 
-def verified_on(run: dict[str, Any]) -> str:
-    """Return device and dtype of a successful full run, and whether its text could be judged."""
-    full = run["runs"]["full"]
-    if full["status"] != "success":
-        return UNTESTED
-    note = "" if full["text"]["verdict"] == "equal" else NOT_JUDGED
-    return f"{full['settings']['device']} {full['settings']['dtype']}{note}"
-
-
-def feature_row(spec: ModelSpec, registration: dict[str, Any], run: dict[str, Any] | None) -> list[str]:
+def feature_row(spec: ModelSpec, registration: dict[str, Any], results: Sequence[Result]) -> list[str]:
     """Return the model's name and Yes, No, Untested or N/A for each column."""
-    full = run["runs"]["full"] if run else None
-    batched = full and len(full["prompts"]) > 1 and full["comparison"]["agrees"]
-    return [
-        cell(registration["name"]),
-        _cuda_graphs(full) if full else UNTESTED,
-        "Yes" if batched else UNTESTED,
-        UNTESTED,
-        _sliding_window(spec, full),
-        "No",
-        "N/A" if describe_config(spec.config) is None else "No",
-    ]
+    found = features_of(results)
+    if window(spec) == 0:
+        found["sliding_window"] = NOT_THERE
+    quantised = NOT_THERE if describe_config(spec.config) is None else NO
+    return [cell(registration["name"]), *(found[name] for name in RUN_FEATURES), NO, quantised]
 
 
-def merge_feature_rows(old: list[str], new: list[str]) -> list[str]:
-    """Keep an old finding where the new run tells nothing."""
-    return [before if after == UNTESTED and before else after for before, after in zip(old, new, strict=True)]
+def window(spec: ModelSpec) -> int:
+    """Return the model's sliding window in tokens; 0 where it has none."""
+    value = spec.traits["sliding_window"].value if "sliding_window" in spec.traits else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def _cuda_graphs(full: dict[str, Any]) -> str:
-    if full["settings"]["device"] != "cuda":
-        return UNTESTED
-    return "Yes" if full["cuda_graphs"]["used"] else "No"
-
-
-def _sliding_window(spec: ModelSpec, full: dict[str, Any] | None) -> str:
-    """Yes when a prompt was longer than the window and the run still agreed with transformers."""
-    window = spec.traits["sliding_window"].value if "sliding_window" in spec.traits else None
-    if not isinstance(window, int) or isinstance(window, bool) or window <= 0:
-        return "N/A"
-    if full is None:
-        return UNTESTED
-    longest = max(check["longest"] for check in full["comparison"]["checks"])
-    return "Yes" if longest > window and full["comparison"]["agrees"] else UNTESTED
+def _keep_what_the_model_lacks(old: list[str], new: list[str]) -> list[str]:
+    """Return the new row, in which a run that cannot tell leaves N/A as it is: that is no finding of a run."""
+    pairs = zip(old, new, strict=True)
+    return [NOT_THERE if (before, after) == (NOT_THERE, UNTESTED) else after for before, after in pairs]
 
 
 def _footnote(registration: dict[str, Any]) -> str:

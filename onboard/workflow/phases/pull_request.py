@@ -7,13 +7,15 @@ from typing import Any
 from onboard.codegen.render import render
 from onboard.content import content_path
 from onboard.git import BranchUpdate, Checkout, branch_name
-from onboard.registry import HEADER, RegistryEntry, insert_entry, load_entries, set_fields
+from onboard.registry import HEADER, RegistryEntry, load_entries
+from onboard.registry_text import insert_entry, set_fields
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.cookbook import notebook_path
 from onboard.workflow.phases.matrix import empty_matrix, updated_matrix
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.phases.run import ARTIFACT as RUN
 from onboard.workflow.report_view import limitations, review_text, short_count
+from onboard.workflow.results import load_results
 
 TEMPLATE = "pull_request/pull_request.md.j2"
 VERDICT = {"status", "tested", "model_file"}
@@ -56,8 +58,10 @@ def commit_branch(context: RunContext, checkout: Checkout) -> BranchUpdate:
     files = {path: context.files.read(context.root / path) for path in own_files(context)}
     verdict = {key: str(value) for key, value in entry.model_dump(include=VERDICT, exclude_defaults=True).items()}
     entries = insert_entry(checkout.read(REGISTRY, branch) or HEADER, entry)
+    for member in registration.get("members", []):
+        entries = insert_entry(entries, RegistryEntry.model_validate(member["entry"]))
     files[REGISTRY] = set_fields(entries, entry.name, verdict)
-    files[MATRIX] = updated_matrix(checkout.read(MATRIX, branch) or empty_matrix(), context)
+    files[MATRIX] = updated_matrix(checkout.read(MATRIX, branch) or empty_matrix(), context, load_results(context.root))
     subject = f"Onboard {' '.join(registration['name'].split())}"
     body = f"Model file of {context.spec.architecture}, its equivalence tests, registry entry and cookbook."
     return checkout.commit(branch, files, f"{subject}\n\n{body}")
@@ -71,6 +75,7 @@ def own_files(context: RunContext) -> list[str]:
         f"tests/equivalence/test_{family}_modeling.py",
         context.read_json(REGISTRATION)["config"],
         context.relative(notebook_path(context)),
+        *(member["config"] for member in context.read_json(REGISTRATION).get("members", [])),
     ]
     return [path for path in paths if context.files.exists(context.root / path)]
 
@@ -94,7 +99,11 @@ def template_values(context: RunContext) -> dict[str, Any]:
         "spec": spec,
         "parameters": short_count(spec.num_parameters),
         "checklist": checklist(tests, review, run),
-        "files": [*((path, "") for path in own_files(context)), (REGISTRY, "one entry"), (MATRIX, "one row a table")],
+        "files": [
+            *((path, "") for path in own_files(context)),
+            (REGISTRY, _entries(registration)),
+            (MATRIX, "one row a table"),
+        ],
         "notes": [*spec.tricky, *limitations(spec, found, run["runs"]), *full["facts"]],
         "prompts": full["prompts"],
         "command": run["command"],
@@ -102,6 +111,11 @@ def template_values(context: RunContext) -> dict[str, Any]:
         "test_output": tests["output"],
         "review": review["items"],
     }
+
+
+def _entries(registration: dict[str, Any]) -> str:
+    members = len(registration.get("members", []))
+    return f"one entry, and {members} of its family that nobody has tried" if members else "one entry"
 
 
 def _beside_transformers(run: dict[str, Any]) -> bool:

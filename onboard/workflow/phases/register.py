@@ -1,23 +1,31 @@
 """register: give the model an entry in the registry and a standalone config that a run needs nothing else than.
 
-A new entry is pending until the model's run has ended (`onboard.workflow.verdict`).
+A new entry is pending until the model's run has ended (`onboard.workflow.verdict`). The sizes of the family that survey
+found get entries, too, which say that nobody tried them; entries that do not fit are mended, and that is said.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
 from onboard import registry
 from onboard.analysis.spec import ModelSpec
+from onboard.composition import compose, compose_config
 from onboard.config import RuntimeConfig, deep_merge
+from onboard.graph.quantised import describe_config
 from onboard.registry import RegistryEntry
+from onboard.registry_text import insert_entry, set_fields, set_files
 from onboard.workflow.checkpoint import max_positions
+from onboard.workflow.family import Kind, family_name, registered
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
+from onboard.workflow.phases.survey import ARTIFACT as SURVEY
 
 ARTIFACT = "registration.json"
+SHARED = re.compile(r"dashboard_default\.yaml|world_size_\d+\.yaml")
 
 
 class Register(Phase):
@@ -44,13 +52,12 @@ class Register(Phase):
         spec = context.spec
         with nullcontext() if context.options.dry_run else registry.registry_lock(context.root):
             name, config_id = registry.claim_names(context.model, context.root)
-            composition = composition_of(spec)
             text = standalone_text(context.model, context.options.dtype, spec, context.root)
             record: dict[str, Any] = {"name": name, "config_id": config_id, "architecture": spec.architecture}
             record |= _write_config(context, config_id, text)
-            files = [*composition, f"{config_id}.yaml"]
-            entry = RegistryEntry(name=name, config_id=config_id, yaml_extra=files, status="pending")
-            record |= _write_entry(context, entry)
+            record |= write_entry(context, new_entry(spec, name, config_id).model_copy(update={"status": "pending"}))
+            record["members"] = register_members(context)
+            record["mended"] = mend_relatives(context, record)
         record["family"] = family_members(context, record)
         path = context.write_json(ARTIFACT, record)
         return PhaseResult(
@@ -59,18 +66,31 @@ class Register(Phase):
                 "config": record["config"],
                 "registration": context.relative(path),
             },
-            summary=f"{name}: entry {record['entry_status']}, {record['config']} {record['config_status']}",
+            summary=_summary(record),
         )
 
 
-def composition_of(spec: ModelSpec) -> list[str]:
+def composition_of() -> list[str]:
     """Return the shared configs that a model's own is made from."""
-    return ["dashboard_default.yaml", f"world_size_{registry.world_size_for(spec.num_parameters)}.yaml"]
+    return ["dashboard_default.yaml", f"world_size_{registry.WORLD_SIZE}.yaml"]
+
+
+def new_entry(spec: ModelSpec, name: str, config_id: str) -> RegistryEntry:
+    """Return the entry of a model that nobody has tried."""
+    kind, quantised = Kind.of_config(spec.config), describe_config(spec.config)
+    return RegistryEntry(
+        name=name,
+        config_id=config_id,
+        yaml_extra=[*composition_of(), f"{config_id}.yaml"],
+        architecture=kind.architecture or spec.architecture,
+        family=family_name(spec.family),
+        note=quantised and f"released quantised ({quantised}), which cannot be loaded yet",
+    )
 
 
 def standalone_text(model: str, dtype: str, spec: ModelSpec, root: Path) -> str:
     """Return the model's self-contained config: the composition and what is the model's own, validated."""
-    base = registry.compose_config(composition_of(spec), root).model_dump(mode="json", exclude_unset=True)
+    base = compose_config(composition_of(), root).model_dump(mode="json", exclude_unset=True)
     positions = max_positions(spec.config | (spec.repository.native if spec.repository else {}))
     own = {
         "dtype": dtype,
@@ -95,7 +115,7 @@ def family_members(context: RunContext, record: dict[str, Any]) -> list[str]:
         other = json.loads(path.read_text(encoding="utf-8"))
         entry = entries.get(other["name"])
         if entry and other["name"] != record["name"] and other["architecture"] == record["architecture"]:
-            registry.compose_config(entry.yaml_extra, context.root)
+            compose(entry, context.root)
             members.append(other["name"])
     return members
 
@@ -109,10 +129,67 @@ def _write_config(context: RunContext, config_id: str, text: str) -> dict[str, A
     return {"config": context.relative(path), "config_status": "written" if written else "kept as it was"}
 
 
-def _write_entry(context: RunContext, entry: RegistryEntry) -> dict[str, Any]:
+def write_entry(context: RunContext, entry: RegistryEntry) -> dict[str, Any]:
+    """Add an entry, or mend the one that there is; return it and what was done."""
     path = registry.models_path(context.root)
-    old = path.read_text(encoding="utf-8") if path.exists() else registry.HEADER
-    new = registry.insert_entry(old, entry)
+    old = context.files.read(path) if context.files.exists(path) else registry.HEADER
+    new, status = insert_entry(old, entry), "added"
+    if new == old:
+        new, changes = mended(old, entry)
+        status = f"updated: {', '.join(changes)}" if changes else "already there"
     context.files.write(path, new)
-    registered = next(e for e in registry.parse_entries(new) if e.name == entry.name)
-    return {"entry": registered.model_dump(mode="json"), "entry_status": "added" if new != old else "already there"}
+    found = next(known for known in registry.parse_entries(new) if known.name == entry.name)
+    return {"entry": found.model_dump(mode="json"), "entry_status": status}
+
+
+def mended(text: str, entry: RegistryEntry) -> tuple[str, list[str]]:
+    """Return a `models.yaml` in which the entry of this name has what it must have, and what changed for that.
+
+    That is the shared configs of `entry` and its standalone config; fragments stay where they are.
+    """
+    known = next(each for each in registry.parse_entries(text) if each.name == entry.name)
+    kept = [file for file in known.yaml_extra if not SHARED.fullmatch(file)]
+    files = [*composition_of(), *kept, *([known.standalone] if known.standalone not in kept else [])]
+    changes = []
+    if files != known.yaml_extra:
+        changes.append(f"configs {' '.join(known.yaml_extra) or 'none'} -> {' '.join(files)}")
+        text = set_files(text, entry.name, files)
+    for field in ("architecture", "family", "note"):
+        old, new = getattr(known, field), getattr(entry, field)
+        if new and old != new:
+            changes += [f"{field} {old} -> {new}"] if old else []
+            text = set_fields(text, entry.name, {field: json.dumps(new) if field == "note" else new})
+    return text, changes
+
+
+def register_members(context: RunContext) -> list[dict[str, Any]]:
+    """Register the sizes of the family that survey found and that are not registered yet; call it under the lock."""
+    found = context.read_json(SURVEY).get("configs", {}) if context.files.exists(context.artifact(SURVEY)) else {}
+    return [_register_member(context, name, config) for name, config in found.items()]
+
+
+def _register_member(context: RunContext, model: str, config: dict[str, Any]) -> dict[str, Any]:
+    name, config_id = registry.claim_names(model, context.root)
+    spec = context.spec.model_copy(update={"config": config, "revision": None, "repository": None})
+    record = _write_config(context, config_id, standalone_text(model, "auto", spec, context.root))
+    return {"name": name, "config_id": config_id, **record} | write_entry(context, new_entry(spec, name, config_id))
+
+
+def mend_relatives(context: RunContext, record: dict[str, Any]) -> dict[str, str]:
+    """Mend the family's other entries; return what was done to which. Call it under the lock."""
+    own = record["entry"]
+    kind = Kind(own["architecture"], own["family"])
+    done = {}
+    for name in registered(kind, context.root, record["name"]):
+        entry = next(entry for entry in registry.load_entries(context.root) if entry.name == name)
+        status = write_entry(context, entry)["entry_status"]
+        if status != "already there":
+            done[name] = status
+    return done
+
+
+def _summary(record: dict[str, Any]) -> str:
+    said = f"{record['name']}: entry {record['entry_status']}, {record['config']} {record['config_status']}"
+    members = [member["name"] for member in record["members"]]
+    said += f"; of its family, untested: {', '.join(members)}" if members else ""
+    return said + "".join(f"; {name} {what}" for name, what in record["mended"].items())

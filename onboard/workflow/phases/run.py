@@ -1,4 +1,4 @@
-"""run: build the model from its standalone config and compare it with transformers, reduced layers first, then all.
+"""run: build the model from its registry entry and compare it with transformers, reduced layers first, then all.
 
 The reduced run is in float32, where rounding hides nothing; the full one in the dtype that the model is served in.
 Each run is a process of its own (`onboard.agents.run_agent`). Every prompt and every output is kept verbatim in
@@ -8,6 +8,7 @@ Each run is a process of its own (`onboard.agents.run_agent`). Every prompt and 
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,12 +16,15 @@ from typing import Any, ClassVar
 
 from onboard import registry
 from onboard.analysis.spec import ModelSpec
+from onboard.composition import compose
 from onboard.content import content_path
 from onboard.errors import OnboardError
 from onboard.gpu import device_memory
 from onboard.workflow.checkpoint import layer_kinds, native_values
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
+from onboard.workflow.results import now
+from onboard.workflow.state import hash_inputs
 from onboard.workflow.verdict import recorded
 
 ARTIFACT = "run.json"
@@ -38,7 +42,7 @@ class Run(Phase):
         """Depend on the config, the model file, the weights and the device."""
         model_file = content_path("models", f"modeling_{context.spec.family}.py", root=context.root)
         return {
-            "config": context.files.digest(_config_path(context)),
+            "config": hash_inputs(_composed(context), {}),
             "model_file": context.files.digest(model_file),
             "weights": _weights_identity(context),
             "options": [context.options.device, context.options.dtype],
@@ -56,6 +60,7 @@ class Run(Phase):
         log = _archive_log(context, status)
         result = {
             "status": status,
+            "date": now(),
             "config": context.read_json(REGISTRATION)["config"],
             "command": agent_command(context),
             "log": log.name,
@@ -152,7 +157,7 @@ def _shapes(context: RunContext, changes: dict[str, Any]) -> dict[str, tuple[int
 def agent_command(context: RunContext) -> str:
     """Return the command that repeats the full run, from the root."""
     command = ["python", "-m", "onboard.agents.run_agent", "--root", ".", "--output", "run.json"]
-    return " ".join([*command, "--config", context.read_json(REGISTRATION)["config"], *_overrides(context)])
+    return shlex.join([*command, "--entry", context.read_json(REGISTRATION)["name"], *_overrides(context)])
 
 
 def run_agent(
@@ -164,7 +169,8 @@ def run_agent(
     """
     output = context.artifact("agent.json")
     output.unlink(missing_ok=True)
-    arguments = ["--config", _config_path(context), "--root", context.root, "--output", output, "--exit-with-parent"]
+    arguments = ["--entry", context.read_json(REGISTRATION)["name"], "--root", context.root, "--output", output]
+    arguments += ["--exit-with-parent"]
     arguments += _overrides(context, dtype)
     arguments += ["--layers", str(layers)] if layers is not None else []
     words = ["onboard.agents.run_agent", *map(str, arguments)]
@@ -224,8 +230,13 @@ def _note_in_worklog(context: RunContext, result: dict[str, Any]) -> None:
     context.worklog.append(f"run agent: {result['status']}", "\n".join(lines))
 
 
-def _config_path(context: RunContext) -> Path:
-    return registry.config_path(context.root, context.read_json(REGISTRATION)["config_id"])
+def _composed(context: RunContext) -> dict[str, Any]:
+    """Return what the model's entry runs with."""
+    name = context.read_json(REGISTRATION)["name"]
+    entry = next((entry for entry in registry.load_entries(context.root) if entry.name == name), None)
+    if entry is None:
+        raise OnboardError(f"{name} is no longer in registry/models.yaml", hint="Go on with --from register")
+    return compose(entry, context.root).model_dump(mode="json", exclude_unset=True)
 
 
 def _weights_identity(context: RunContext) -> Any:

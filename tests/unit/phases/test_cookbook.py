@@ -7,11 +7,18 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from onboard.codegen.render import render
 from onboard.workflow.phase import RunContext
-from onboard.workflow.phases.cookbook import Cookbook, notebook_path, sampling_arguments
+from onboard.workflow.phases.cookbook import (
+    TEMPLATE,
+    Cookbook,
+    notebook_path,
+    notebook_values,
+    sampling_arguments,
+)
 from onboard.workflow.phases.register import Register
 
-from .conftest import ContextFactory
+from .conftest import ContextFactory, make_run, make_spec
 
 
 def _write(context: RunContext) -> nbformat.NotebookNode:
@@ -87,3 +94,35 @@ def test_the_checkpoint_says_how_to_sample(context_for: ContextFactory) -> None:
     text = "\n".join(cell.source for cell in _write(context).cells)
     assert "| `temperature` | 0.6 |" in text
     assert "temperature=0.6, top_k=20, max_tokens=" in text
+
+
+def test_the_notebook_says_that_the_model_ran_only_when_it_did(context_for: ContextFactory) -> None:
+    context = context_for("org/tiny")
+    never = "No run has tried the model with it yet."
+    _write(context)
+    assert never in notebook_path(context).read_text()
+    context.write_json("run.json", make_run(status="runtime_error"))
+    _write(context)
+    assert never in notebook_path(context).read_text()
+    context.write_json("run.json", make_run())
+    _write(context)
+    assert "The model ran with it on cpu in float32" in notebook_path(context).read_text()
+    fragment = context.root / "registry" / "configs" / "dashboard_default.yaml"
+    fragment.write_text("max_batch_size: 3\n")
+    Cookbook().run(context)
+    assert never in notebook_path(context).read_text(), "it ran with what the entry comes to, which is something else"
+
+
+def test_a_zoo_notebook_recommends_nothing_and_warns_of_quantised_weights() -> None:
+    spec = make_spec("org/big", config={"quantization_config": {"quant_method": "fp8"}}, num_parameters=671_000_000_000)
+    registration = {"name": "org/big", "config": "registry/configs/big.yaml"}
+    values = notebook_values(spec, registration, hub_id="org/big", folder=None, generation=None, has_tokenizer=True)
+    text = render(TEMPLATE, None, **values)
+    for said in (
+        "released weights are quantised (fp8)",
+        "an example, not a recommendation",
+        "1,342 GB",
+        "No run has tried",
+    ):
+        assert said in text
+    assert "recommends no sampling parameters" not in text

@@ -104,21 +104,6 @@ def test_remote_code_that_transformers_has_itself_needs_no_consent(tmp_path: Pat
     assert gather.require_consent_for_code({**config, "model_type": "nonesuch"}, tmp_path, trusted=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("Qwen/Qwen3-0.6B-Base", "qwen3"),
-        ("Qwen/Qwen3-32B", "qwen3"),
-        ("meta-llama/Llama-3.2-1B-Instruct", "llama-3.2"),
-        ("HuggingFaceTB/SmolLM2-135M", "smollm2"),
-        ("gpt2", "gpt2"),
-        ("/models/tiny/", "tiny"),
-    ],
-)
-def test_stem(name: str, expected: str) -> None:
-    assert survey.stem(name) == expected
-
-
 def test_survey_finds_what_is_there(checkpoint: Path, tmp_path: Path) -> None:
     run_context = context(checkpoint, tmp_path)
     run(run_context, "gather", "survey")
@@ -126,16 +111,19 @@ def test_survey_finds_what_is_there(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "modeling_llama.py").touch()
     (tmp_path / "registry").mkdir()
-    entries = "".join(f"  - name: {name}\n    config_id: x\n    yaml_extra: []\n" for name in ("a/tiny-7B", "b/other"))
+    kinds = {"a/tiny-7B": "qwen2", "b/other": "llama", "b/class": "llama\n    architecture: OtherForCausalLM"}
+    entries = "".join(
+        f"  - name: {n}\n    config_id: x\n    yaml_extra: []\n    family: {k}\n" for n, k in kinds.items()
+    )
     (tmp_path / "registry" / "models.yaml").write_text(f"models:\n{entries}")
     run(run_context, "survey")
     facts = run_context.read_json("survey.json")
     assert facts["model_file"] == {"path": "models/modeling_llama.py", "where": "root", "users": True}
-    assert facts["registered"] == ["a/tiny-7B"]
+    assert facts["registered"] == ["b/other"], "by what it is, not by its name"
     assert facts["plan"].startswith("check models/modeling_llama.py against it (root); no run here wrote it")
     absent = survey.existing_model_file(tmp_path, "nonesuch")
     new = {"family": "nonesuch", "model_file": absent, "missing": ["b/nonesuch-1B", "b/nonesuch-7B"]}
-    assert survey.plan(new) == "write models/modeling_nonesuch.py; 2 more sizes of the family could follow"
+    assert survey.plan(new) == "write models/modeling_nonesuch.py; 2 more sizes of the family are registered, untested"
 
 
 def test_analyze_and_generate(checkpoint: Path, tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import pytest
 from checkpoints import save_checkpoint
 
 from onboard import registry
+from onboard.composition import compose
 from onboard.errors import OnboardError, UsageError
+from onboard.registry_text import set_fields
 from onboard.runtime.llm import LLM
 from onboard.workflow.phase import PhaseResult, RunContext
 from onboard.workflow.phases.matrix import matrix_path
@@ -25,10 +27,10 @@ def test_a_model_gets_an_entry_and_a_config_that_agree(context_for: ContextFacto
     Register().run(context)
     entry = registry.find_entry("org/Tiny-Llama", context.root)
     assert entry is not None
-    assert entry.yaml_extra == ["dashboard_default.yaml", "world_size_2.yaml", "tiny-llama.yaml"]
+    assert entry.yaml_extra == ["dashboard_default.yaml", "world_size_1.yaml", "tiny-llama.yaml"]
     config = registry.load_standalone(registry.config_path(context.root, "tiny-llama"))
-    assert config == registry.compose_config(entry.yaml_extra, context.root)
-    assert (config.model, config.dtype, config.world_size) == ("org/Tiny-Llama", "auto", 2)
+    assert config == compose(entry, context.root)
+    assert (config.model, config.dtype, config.world_size) == ("org/Tiny-Llama", "auto", 1)
     assert config.max_seq_len == 96, "bounded by the positions of the model"
 
 
@@ -95,7 +97,7 @@ def test_a_model_that_has_not_passed_is_not_served_silently(tmp_path: Path) -> N
     assert error.value.message == doubt
     assert doubt in LLM(checkpoint, root=root, device="cpu").engine.facts
     path = registry.models_path(root)
-    path.write_text(registry.set_fields(path.read_text(), "tiny", {"status": "passed"}))
+    path.write_text(set_fields(path.read_text(), "tiny", {"status": "passed"}))
     assert not [fact for fact in LLM(checkpoint, root=root, device="cpu").engine.facts if "run of" in fact]
 
 
@@ -175,4 +177,4 @@ def test_two_models_at_once_are_both_registered(tmp_path: Path) -> None:
     for model in models:
         entry = registry.find_entry(model, tmp_path)
         assert entry is not None
-        assert registry.compose_config(entry.yaml_extra, tmp_path).model == model
+        assert compose(entry, tmp_path).model == model

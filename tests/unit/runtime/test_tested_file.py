@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from onboard import registry
 from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
+from onboard.registry import RegistryEntry
 from onboard.runtime.llm import LLM
-from onboard.runtime.tested_file import why_untested
+from onboard.runtime.tested_file import why_not_run, why_untested
 from tests.unit.runtime.tiny import Tiny
 
 NAME = "models/modeling_llama.py"
@@ -47,6 +49,18 @@ def test_a_file_counts_as_tested_while_it_is_the_one_that_any_model_passed_with(
     assert f"{NAME} is not the file whose tests passed" in (why_untested(model_file, tmp_path) or "")
     _tested(tmp_path, "another")
     assert why_untested(model_file, tmp_path) is None
+
+
+def test_an_entry_vouches_only_for_the_file_that_passed(tmp_path: Path) -> None:
+    path = tmp_path / "modeling_x.py"
+    path.write_text("X = 1\n")
+    entry = RegistryEntry(name="org/New-7B", config_id="new-7b", yaml_extra=[])
+    assert "untested" in str(why_not_run(entry, path))
+    passed = entry.model_copy(update={"status": "passed", "model_file": registry.digest(path)})
+    assert why_not_run(passed, path) is None
+    path.write_text("X = 2\n")
+    assert "is not the file that the run of org/New-7B passed with" in str(why_not_run(passed, path))
+    assert "failed" in str(why_not_run(entry.model_copy(update={"status": "failed"}), path))
 
 
 def test_a_shipped_file_was_tested_before(tmp_path: Path) -> None:

@@ -1,0 +1,222 @@
+"""`onboard registry`: what the registry has, whether it is sound, and runs of its entries."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onboard.cli.options import AsJson, Device, Offline
+from onboard.errors import OnboardError
+
+if TYPE_CHECKING:
+    from onboard.registry import RegistryEntry
+    from onboard.workflow.results import Result
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="What the registry has, whether it is sound, and runs of its entries.",
+)
+
+Root = Annotated[Path, typer.Option(help="Folder that the registry belongs to.", show_default="here")]
+Filter = Annotated[
+    str,
+    typer.Option("--filter", metavar="EXPR", help="Only entries of which all terms hold: 'family=A,B status!=passed'."),
+]
+
+
+@app.command("list")
+def list_entries(root: Root = Path(), expression: Filter = "", as_json: AsJson = False) -> None:
+    """List the entries, and what came of their last runs.
+
+    A filter has terms with FIELD=WORD, FIELD!=WORD, FIELD~PATTERN or FIELD!~PATTERN, words between commas are
+    alternatives; fields are name, config_id, family, architecture, status, tested and note.
+    """
+    entries = _chosen(root, [], expression)
+    if as_json:
+        print(json.dumps([entry.model_dump(mode="json", exclude_none=True) for entry in entries], indent=2))
+        return
+    for entry in entries:
+        ended = f"{entry.status} {entry.tested or ''}".strip()
+        print(f"{entry.name}  {entry.family or '-'}  {ended}{f'  ({entry.note})' if entry.note else ''}")
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An entry's name, or its model's id or folder.")],
+    root: Root = Path(),
+    resolved: Annotated[
+        bool, typer.Option("--resolved", help="What it runs with, and the file that each value is from.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show an entry; with --resolved what its configs come to."""
+    from onboard.composition import compose, layers, origins, without_effect
+
+    entry, root = _entry(name, root), root.expanduser()
+    document: dict[str, Any] = {"entry": entry.model_dump(mode="json", exclude_none=True)}
+    if resolved:
+        found = layers(entry, root)
+        document["resolved"] = compose(entry, root).model_dump(mode="json", exclude_unset=True)
+        document["from"], document["without_effect"] = origins(found), without_effect(found)
+    if as_json:
+        print(json.dumps(document, indent=2))
+        return
+    for key, value in document["entry"].items():
+        print(f"{key}: {', '.join(value) if isinstance(value, list) else value}")
+    for key, file in document.get("from", {}).items():
+        print(f"  {key}: {json.dumps(_value(document['resolved'], key))}  # {file}")
+    for file in document.get("without_effect", []):
+        print(f"note: {file} changes nothing: later files say something else of all that it says")
+
+
+@app.command("validate")
+def validate(root: Root = Path(), as_json: AsJson = False) -> int:
+    """Check that every entry's configs are there and make a configuration; exit code 1 when one does not."""
+    from onboard.composition import compose, layers, without_effect
+    from onboard.registry import load_standalone
+
+    root, problems = root.expanduser(), {}
+    for entry in _entries(root):
+        try:
+            compose(entry, root)
+            load_standalone(_standalone(entry, root))
+            problems[entry.name] = [f"{file} changes nothing" for file in without_effect(layers(entry, root))]
+        except OnboardError as error:
+            problems[entry.name] = [f"error: {error}"]
+    found = {name: said for name, said in problems.items() if said}
+    if as_json:
+        print(json.dumps({"entries": len(problems), "problems": found}, indent=2))
+    else:
+        print(
+            "\n".join(
+                [*(f"{name}: {line}" for name, said in found.items() for line in said), f"{len(problems)} entries"]
+            )
+        )
+    return 1 if any(line.startswith("error") for said in found.values() for line in said) else 0
+
+
+@app.command("run")
+def run(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Entries by name.", show_default="all")
+    ] = None,
+    root: Root = Path(),
+    expression: Filter = "",
+    device: Annotated[Device, typer.Option(help="Where the models run.")] = Device.AUTO,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Entries at a time.", show_default="1, or one a GPU")] = None,
+    reduced: Annotated[bool, typer.Option("--reduced", help="Only as many layers as show every kind of them.")] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Only entries with a row of another model file, config or program.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what passed as it is.")] = False,
+    limit_seconds: Annotated[float, typer.Option(help="Time limit of an entry.")] = 3600.0,
+    offline: Offline = False,
+    as_json: AsJson = False,
+) -> int:
+    """Run entries, each in a process of its own, beside transformers; exit code 1 when one fails.
+
+    On GPUs each takes a free one, and waits for it; on the CPU --jobs run at a time. Rows go to
+    registry/results.jsonl, from which the support matrix is made. Killed, and started again, it goes on; an entry that
+    passed under the same model file, config and program is not run again. The filter is that of `registry list`.
+    """
+    from onboard.workflow.registry_runs.places import CpuPlaces, GpuPlaces
+    from onboard.workflow.registry_runs.runner import Runner, RunSettings
+
+    root = root.expanduser().resolve()
+    entries, gpus = _chosen(root, names or [], expression), _gpus(device)
+    settings = RunSettings(
+        "cuda" if gpus else "cpu", jobs or gpus or 1, reduced, changed, fresh, limit_seconds, offline
+    )
+    progress = _Progress(len(entries))
+    runner = Runner(root, GpuPlaces() if gpus else CpuPlaces(), settings, progress)
+    todo = runner.todo(entries)
+    progress.total = len(todo)
+    print(f"{len(todo)} of {len(entries)} entries to run", file=sys.stderr)
+    rows = []
+    for row, ran in runner.run(todo):
+        progress.finished(row, ran)
+        rows.append(row)
+    if as_json:
+        print(json.dumps([row.model_dump(mode="json", exclude_defaults=True) for row in rows], indent=2))
+    else:
+        print("\n".join(f"{sum(row.status == status for row in rows)} {status}" for status in ("passed", "failed")))
+    return 1 if any(row.status == "failed" for row in rows) else 0
+
+
+@dataclass
+class _Progress:
+    """Writes a line for each thing that happens, to stderr."""
+
+    total: int
+    done: int = 0
+
+    def waiting(self, name: str, why: str) -> None:
+        _say(f"{name} waits: {why}")
+
+    def started(self, name: str, log: Path) -> None:
+        _say(f"{name} runs, log {log}")
+
+    def finished(self, row: Result, ran: bool) -> None:
+        self.done += 1
+        figures = [f"{row.tokens_per_second:.0f} tokens/s"] if row.tokens_per_second else []
+        figures += [f"{row.seconds:.0f} s"] if row.seconds is not None and ran else []
+        said = ", ".join([row.status if ran else f"{row.status} by another run", *figures])
+        _say(f"[{self.done}/{self.total}] {row.name}: {said}{f': {row.error}' if row.error else ''}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _entries(root: Path) -> list[RegistryEntry]:
+    from onboard.registry import load_entries, models_path
+
+    if not models_path(root).exists():
+        raise OnboardError(f"there is no registry under {root}", hint="Onboard a model there: onboard MODEL --root DIR")
+    return load_entries(root)
+
+
+def _chosen(root: Path, names: list[str], expression: str) -> list[RegistryEntry]:
+    from onboard.workflow.registry_runs.selection import chosen
+
+    return chosen(_entries(root.expanduser()), names, expression)
+
+
+def _entry(name: str, root: Path) -> RegistryEntry:
+    from onboard.config import suggest
+    from onboard.errors import UsageError
+    from onboard.registry import all_entries, find_entry
+
+    root = root.expanduser()
+    if (entry := find_entry(name, root)) is None:
+        raise UsageError(f"{name} is not in the registry", hint=suggest(name, [e.name for e in all_entries(root)]))
+    return entry
+
+
+def _standalone(entry: RegistryEntry, root: Path) -> Path:
+    from onboard.registry import config_file
+
+    return config_file(entry.standalone, root)
+
+
+def _value(values: Any, key: str) -> Any:
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
+
+
+def _gpus(device: Device) -> int:
+    from onboard.errors import UsageError
+    from onboard.gpu import list_gpus
+
+    count = 0 if device is Device.CPU else len(list_gpus())
+    if device is Device.CUDA and not count:
+        raise UsageError("there is no GPU here", hint="Use --device cpu")
+    return count

@@ -1,0 +1,77 @@
+"""`onboard registry run` over three tiny entries: killed in the middle, resumed, and the matrix from its rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from checkpoints import save_checkpoint
+
+from onboard.registry import load_entries, models_path
+from onboard.workflow.phases.matrix import matrix_path
+from onboard.workflow.results import load_results
+
+pytestmark = pytest.mark.exhaustive
+NAMES = ("fox", "hare", "owl")
+
+
+def _start(root: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "onboard", *words, "--root", str(root), "--device", "cpu"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _finish(process: subprocess.Popen[str]) -> str:
+    stdout, stderr = process.communicate(timeout=1200)
+    assert process.returncode == 0, stderr
+    return stdout
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root in which three checkpoints are registered and none was run."""
+    folder = tmp_path / "root"
+    for name in NAMES:
+        _finish(_start(folder, str(save_checkpoint(tmp_path / name)), "--until", "register"))
+    assert {entry.status for entry in load_entries(folder)} == {"pending"}
+    return folder
+
+
+def test_killed_and_resumed_with_rows_matrix_and_verdicts(root: Path) -> None:
+    first = _start(root, "registry", "run", "--jobs", "1")
+    deadline = time.monotonic() + 600
+    while not load_results(root) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    before = load_results(root)
+    assert 1 <= len(before) < len(NAMES)
+    rows = json.loads(_finish(_start(root, "registry", "run", "--jobs", "2", "--json")))
+    assert {row["name"] for row in rows} == set(NAMES) - {row.name for row in before}
+    results = load_results(root)
+    assert before == [row for row in results if row.name in {each.name for each in before}], "they were left alone"
+    for row in results:
+        assert (row.status, row.device, row.dtype, row.layers) == ("passed", "cpu", "float32", None)
+        assert row.tokens_per_second
+        assert row.peak_memory_bytes
+        assert row.features["batched_decode"] == "Yes"
+        assert f"| {row.name} | Untested | Yes |" in matrix_path(root).read_text()
+    assert {entry.status for entry in load_entries(root)} == {"passed"}
+    _changed(root)
+
+
+def _changed(root: Path) -> None:
+    """A fragment changes a run, and with it what `--changed` means."""
+    assert _finish(_start(root, "registry", "run", "--changed")) == "0 passed\n0 failed\n"
+    (root / "registry" / "configs" / "short.yaml").write_text("max_seq_len: 48\n")
+    path = models_path(root)
+    path.write_text(path.read_text().replace("      - owl.yaml\n", "      - owl.yaml\n      - short.yaml\n"))
+    assert _finish(_start(root, "registry", "run", "--changed")) == "1 passed\n0 failed\n"
+    output = root / ".onboard" / "registry_runs" / "owl" / "agent.json"
+    assert json.loads(output.read_text())["settings"]["max_seq_len"] == 48
