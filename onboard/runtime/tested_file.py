@@ -34,6 +34,15 @@ def why_untested(model_file: Path, root: Path | None) -> str | None:
     return f"{name} is not the file whose tests passed: it was edited since"
 
 
+def passed_tests(model_file: Path, root: Path) -> set[str]:
+    """Return the names, without parameters, of the tests that passed under `root` with the file as it is."""
+    if not model_file.is_file():
+        return set()
+    found = [record for record in _records(root) if _is_one_of(model_file, [record["model_file"]["sha256"]])]
+    tests = [test for record in found for test in record["tests"] if test["status"] == "passed"]
+    return {test["name"].partition("[")[0] for test in tests}
+
+
 def why_not_run(entry: RegistryEntry, model_file: Path) -> str | None:
     """Return why an entry does not stand for a model that was seen to work with `model_file`; None if it does."""
     if entry.status == "failed":

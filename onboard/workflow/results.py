@@ -16,6 +16,7 @@ from onboard.config import StrictModel
 from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError, UsageError
 from onboard.git import commit_of
+from onboard.runtime.tested_file import passed_tests
 from onboard.workflow.files import write_atomically
 from onboard.workflow.state import current_versions
 
@@ -155,6 +156,13 @@ def shown_features(full: Mapping[str, Any], window: int | None) -> dict[str, str
         "chunked_prefill": YES if chunk and longest > chunk else UNTESTED,
         "sliding_window": NOT_THERE if window == 0 else YES if window and longest > window else UNTESTED,
     }
+
+
+def with_tests(result: Result, model_file: Path, root: Path) -> Result:
+    """Return a row to which the tests of the model's file add what they showed: cached decode prefills in chunks."""
+    if "test_cached_decode" not in passed_tests(model_file, root):
+        return result
+    return result.model_copy(update={"features": {**result.features, "chunked_prefill": YES}})
 
 
 def verified(rows: Sequence[Result]) -> str:

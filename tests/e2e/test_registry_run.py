@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +14,14 @@ from pathlib import Path
 import pytest
 from checkpoints import save_checkpoint
 
-from onboard.registry import load_entries, models_path
+from onboard import registry
+from onboard.registry import RegistryEntry, load_entries, models_path
+from onboard.registry_text import insert_entry
 from onboard.workflow.phases.matrix import matrix_path
 from onboard.workflow.results import load_results
 
 pytestmark = pytest.mark.exhaustive
+MODELS = Path(__file__).parents[1] / "unit" / "runtime" / "models"
 NAMES = ("fox", "hare", "owl")
 
 
@@ -36,10 +40,15 @@ def _finish(process: subprocess.Popen[str]) -> str:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A root in which three checkpoints are registered and none was run."""
-    folder = tmp_path / "root"
+    folder, text = tmp_path / "root", registry.HEADER
+    shutil.copytree(MODELS, folder / "models")
+    (folder / "registry" / "configs").mkdir(parents=True)
     for name in NAMES:
-        _finish(_start(folder, str(save_checkpoint(tmp_path / name)), "--until", "register"))
-    assert {entry.status for entry in load_entries(folder)} == {"pending"}
+        checkpoint = save_checkpoint(tmp_path / name)
+        registry.config_path(folder, name).write_text(f"model: {checkpoint}\nmax_seq_len: 64\n")
+        files = ["dashboard_default.yaml", "world_size_1.yaml", f"{name}.yaml"]
+        text = insert_entry(text, RegistryEntry(name=name, config_id=name, yaml_extra=files, family="llama"))
+    models_path(folder).write_text(text)
     return folder
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from onboard import registry
 from onboard.analysis.spec import ModelSpec
-from onboard.content import CONTENT_ROOT
+from onboard.content import CONTENT_ROOT, content_path
 from onboard.errors import OnboardError
 from onboard.graph.quantised import describe_config
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
@@ -28,6 +28,7 @@ from onboard.workflow.results import (
     text_of,
     verified,
     with_result,
+    with_tests,
 )
 from onboard.workflow.tables import cell, rows_under, upsert_footnote, upsert_row
 
@@ -77,7 +78,9 @@ def own_result(context: RunContext) -> Result:
     run, registration = context.read_json(RUN), context.read_json(REGISTRATION)
     fields = {"command": run["command"], "log": run.get("log", "")}
     fields |= {"date": run["date"]} if "date" in run else {}
-    return result_of(registration["name"], run["runs"]["full"], window(context.spec), **fields)
+    row = result_of(registration["name"], run["runs"]["full"], window(context.spec), **fields)
+    file = content_path("models", f"modeling_{context.spec.family}.py", root=context.root)
+    return with_tests(row, file, context.root)
 
 
 def updated_matrix(text: str, context: RunContext, results: Sequence[Result]) -> str:

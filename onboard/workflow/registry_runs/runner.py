@@ -30,7 +30,7 @@ from onboard.workflow.lock import WORK
 from onboard.workflow.phases.matrix import empty_matrix, matrix_path, refreshed
 from onboard.workflow.registry_runs.places import Place, Places
 from onboard.workflow.registry_runs.selection import key_of, model_file, reduced_layers, row_of
-from onboard.workflow.results import Result, load_results, result_of, results_path, text_of, with_result
+from onboard.workflow.results import Result, load_results, result_of, results_path, text_of, with_result, with_tests
 from onboard.workflow.sweep.store import source_hash
 
 FOLDER, LOG, OUTPUT = "registry_runs", "run.log", "agent.json"
@@ -144,7 +144,7 @@ class Runner:
         fields = {"layers": layers, "key": key, "seconds": time.monotonic() - start, "command": shlex.join(command)}
         fields |= {"log": log.relative_to(self.root).as_posix(), "device": self.settings.device}
         fields["model_file"] = registry.digest(model_file(entry, self.root))
-        result = result_of(entry.name, found, None, **fields)
+        result = with_tests(result_of(entry.name, found, None, **fields), model_file(entry, self.root), self.root)
         keep(self.root, entry, result)
         return result
 

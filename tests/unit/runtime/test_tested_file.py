@@ -14,7 +14,7 @@ from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
 from onboard.registry import RegistryEntry
 from onboard.runtime.llm import LLM
-from onboard.runtime.tested_file import why_not_run, why_untested
+from onboard.runtime.tested_file import passed_tests, why_not_run, why_untested
 from tests.unit.runtime.tiny import Tiny
 
 NAME = "models/modeling_llama.py"
@@ -25,7 +25,10 @@ def _tested(root: Path, model: str = "a", *, status: str = "passed") -> None:
     folder = root / ".onboard" / model
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256((root / NAME).read_bytes()).hexdigest()
-    record = {"tests": [{"status": status}], "model_file": {"path": NAME, "sha256": digest}}
+    record = {
+        "tests": [{"name": "test_cached_decode[cpu]", "status": status}],
+        "model_file": {"path": NAME, "sha256": digest},
+    }
     (folder / "tests.json").write_text(json.dumps(record))
 
 
@@ -61,6 +64,15 @@ def test_an_entry_vouches_only_for_the_file_that_passed(tmp_path: Path) -> None:
     path.write_text("X = 2\n")
     assert "is not the file that the run of org/New-7B passed with" in str(why_not_run(passed, path))
     assert "failed" in str(why_not_run(entry.model_copy(update={"status": "failed"}), path))
+
+
+def test_tests_count_for_the_file_that_they_passed_with(model_file: Path, tmp_path: Path) -> None:
+    _tested(tmp_path)
+    assert passed_tests(model_file, tmp_path) == {"test_cached_decode"}
+    model_file.write_text("a = 2\n")
+    assert passed_tests(model_file, tmp_path) == set()
+    _tested(tmp_path, status="failed")
+    assert passed_tests(model_file, tmp_path) == set()
 
 
 def test_a_shipped_file_was_tested_before(tmp_path: Path) -> None:
