@@ -141,7 +141,12 @@ class Runner:
         if self._stopped.is_set():
             return None
         found = _read(output, code)
-        fields = {"layers": layers, "key": key, "seconds": time.monotonic() - start, "command": shlex.join(command)}
+        fields = {
+            "layers": layers,
+            "key": key,
+            "seconds": time.monotonic() - start,
+            "command": self._repeated(entry, layers),
+        }
         fields |= {"log": log.relative_to(self.root).as_posix(), "device": self.settings.device}
         fields["model_file"] = registry.digest(model_file(entry, self.root))
         result = with_tests(result_of(entry.name, found, None, **fields), model_file(entry, self.root), self.root)
@@ -154,6 +159,22 @@ class Runner:
         words = [sys.executable, "-m", "onboard.agents.run_agent", "--entry", entry.name, "--root", str(self.root)]
         words += ["--output", str(output), "--device", self.settings.device, "--exit-with-parent"]
         return [*words, *(["--layers", str(layers)] if layers is not None else [])], layers
+
+    def _repeated(self, entry: RegistryEntry, layers: int | None) -> str:
+        """Return the command that repeats an entry's run on any machine, from the root."""
+        words = [
+            "python",
+            "-m",
+            "onboard.agents.run_agent",
+            "--entry",
+            entry.name,
+            "--root",
+            ".",
+            "--output",
+            "run.json",
+        ]
+        words += ["--device", self.settings.device, *(["--layers", str(layers)] if layers is not None else [])]
+        return shlex.join(words)
 
     def _wait(self, command: Sequence[str], log: Any, place: Place) -> int | None:
         """Return the process's exit code; None at its time limit. It ends with this process, however that ends."""

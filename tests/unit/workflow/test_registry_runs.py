@@ -163,6 +163,7 @@ def test_each_runs_in_a_process_and_leaves_log_row_verdict_and_matrix(
     assert (c.status, c.outcome) == ("failed", "lost")
     assert "code 7" in str(c.error)
     assert sorted(load_results(root), key=lambda row: row.name) == [a, b, c]
+    assert str(root) not in (root / "registry" / "results.jsonl").read_text(), "rows hold on another machine, too"
     assert all((root / row.log).read_text().startswith("$ ") for row in rows.values())
     assert "agent of org/a" in (root / a.log).read_text()
     assert {entry.name: entry.status for entry in load_entries(root)} == {
