@@ -40,6 +40,10 @@ class ConsentRequiredError(OnboardError):
     exit_code = 3
 
 
+class NoSuchModelError(UsageError):
+    """What was given as a model is none that can be found."""
+
+
 class NotFiniteError(OnboardError):
     """The model computed logits that are NaN or infinite."""
 

@@ -7,6 +7,7 @@ its cache when the network is down; what is left to do here is to ask for no mor
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from onboard.errors import OnboardError
+from onboard.errors import NoSuchModelError, OnboardError
 
 WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -26,6 +27,27 @@ _WEIGHT_PATTERNS = [
 ]
 _SHARD = re.compile(r"[A-Za-z0-9_.-]+\.safetensors")
 _MODEL_TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+_asked_to_stay_offline = False
+
+
+def go_offline() -> None:
+    """Use the local cache alone from here on, in child processes too, as --offline asks.
+
+    The libraries read the variable when they are imported, so that this comes before.
+    """
+    global _asked_to_stay_offline
+    _asked_to_stay_offline = True
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def _way_online() -> str:
+    """Return how to leave the mode in which nothing is fetched: what turned it on has to go."""
+    if _asked_to_stay_offline:
+        return "Run once without --offline"
+    name = next((name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name)), "HF_HUB_OFFLINE")
+    return f"{name} is set: unset it once to fetch the model"
 
 
 class StoredTensor(NamedTuple):
@@ -161,9 +183,9 @@ def open_source(model: str, *, revision: str | None = None, offline: bool = Fals
             raise OnboardError(f"{model} is a local folder and has no revision {revision!r}", hint="Omit --revision")
         return LocalSource(model)
     if path.exists():
-        raise OnboardError(f"{model} is a file", hint="Give the folder that holds config.json")
+        raise NoSuchModelError(f"{model} is a file", hint="Give the folder that holds config.json")
     if model.startswith(("/", ".", "~")) or model.count("/") > 1 or not model.strip():
-        raise OnboardError(f"there is no folder {model!r}", hint="Give a model's folder or an id such as org/name")
+        raise NoSuchModelError(f"there is no folder {model!r}", hint="Give a model's folder or an id such as org/name")
     return HubSource(model, revision, offline)
 
 
@@ -243,7 +265,7 @@ def explain_hub_error(error: Exception, source: HubSource) -> OnboardError:
 
     revision = source.requested or "main"
     if found(errors.HFValidationError):
-        return OnboardError(f"{source.model!r} is neither a folder nor a Hub id", hint="An id looks like org/name")
+        return NoSuchModelError(f"{source.model!r} is neither a folder nor a Hub id", hint="An id looks like org/name")
     if found(errors.GatedRepoError, errors.DisabledRepoError):
         return OnboardError(
             f"access to {source.model} is restricted",
@@ -252,14 +274,14 @@ def explain_hub_error(error: Exception, source: HubSource) -> OnboardError:
     if found(errors.RevisionNotFoundError):
         return OnboardError(f"{source.model} has no revision {revision!r}", hint="Check --revision")
     if found(errors.RepositoryNotFoundError):
-        return OnboardError(
+        return NoSuchModelError(
             f"there is no model {source.model} on {constants.ENDPOINT}",
             hint="Check the id; for a private model set HF_TOKEN or run `hf auth login`",
         )
     if source.offline or constants.HF_HUB_OFFLINE:
-        return OnboardError(
+        return NoSuchModelError(
             f"{source.model} (revision {revision}) is not complete in the cache {constants.HF_HUB_CACHE}",
-            hint="Run once without --offline",
+            hint="Run once without --offline" if source.offline else _way_online(),
         )
     if found(errors.HfHubHTTPError):
         reason = next(link for link in reversed(chain) if isinstance(link, errors.HfHubHTTPError))

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from torch import nn
 from onboard.bench.ceilings import synchronized
 from onboard.bench.measure import peak_memory, reset_peak_memory
 from onboard.bench.metrics import latency, throughput
+from onboard.bench.peer_names import PeerName
 from onboard.bench.shape import Shape
 from onboard.bench.subject import Subject
 from onboard.errors import OnboardError
@@ -27,9 +28,6 @@ from onboard.graph.codebooks import codebooks_of
 from onboard.graph.factory import ModelFactory
 from onboard.graph.reference import load_reference
 from onboard.graph.weights import move_buffers, set_parameter, tied_names
-
-PeerName = Literal["hf", "hf-compiled"]
-PEERS: tuple[PeerName, ...] = ("hf", "hf-compiled")
 
 
 @dataclass(frozen=True)
@@ -137,13 +135,3 @@ def _loaded_model(subject: Subject, device: torch.device, dtype: torch.dtype) ->
     if (count := codebooks_of(model).count) > 1:
         raise OnboardError(f"transformers' generate has no tokens of {count} codebooks", hint="Leave --compare out")
     return model.to(device).eval()
-
-
-def parse_peers(text: str) -> list[PeerName]:
-    """Return the peers of a comma-separated list; raise `OnboardError` for another word."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if bad := [word for word in words if word not in PEERS]:
-        from onboard.errors import UsageError
-
-        raise UsageError(f"--compare {bad[0]!r} is no peer", hint=f"Use {', '.join(PEERS)}")
-    return [peer for peer in PEERS if peer in words]

@@ -11,7 +11,8 @@ import torch
 
 from onboard.bench.ceilings import Ceilings, measure_ceilings
 from onboard.bench.measure import Measured, measure, run_batch
-from onboard.bench.peers import PeerName, PeerRun, measure_peer, transformers_model
+from onboard.bench.peer_names import PeerName
+from onboard.bench.peers import PeerRun, measure_peer, transformers_model
 from onboard.bench.profile import Profile, profile_decode
 from onboard.bench.shape import Shape
 from onboard.bench.startup import Span, StartUp, since_start

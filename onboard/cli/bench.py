@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 from pathlib import Path
@@ -12,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onboard.cli import options
+from onboard.cli.names import check_config, registered_names
 from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.errors import UsageError
+from onboard.hub import go_offline
 
 if TYPE_CHECKING:
     from onboard.bench.suite import Report, Settings
@@ -53,15 +54,17 @@ def bench(
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure a model's speed beside what the hardware allows, and beside transformers.
+    """Measure speed, beside what the hardware allows and transformers.
 
     Prompts are random tokens, decoding is greedy. Writes bench.json, roofline.svg and startup.svg.
     """
     if offline:
-        os.environ["HF_HUB_OFFLINE"] = "1"
-    settings = _settings(device.value, batch, context, output_len, repeats, compare, seed, profile)
+        go_offline()
     overrides = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
-    report = _measure(model, root.expanduser(), config, overrides, random_weights, settings)
+    with registered_names(model, root):
+        check_config(model, root, config, overrides, may_be_file=True)
+        settings = _settings(device.value, batch, context, output_len, repeats, compare, seed, profile)
+        report = _measure(model, root.expanduser(), config, overrides, random_weights, settings)
     _show(report, output or _folder(root.expanduser(), model), as_json=as_json)
 
 
@@ -75,15 +78,20 @@ def _settings(
     seed: int | None,
     profile: bool,
 ) -> Settings:
-    from onboard.bench.peers import parse_peers
+    from onboard.bench.peer_names import parse_peers
     from onboard.bench.shape import grid
+
+    peers = parse_peers(compare)
+    given = {"batch": batch, "context": context}
+    chosen = {name: numbers(name, text) for name, text in given.items() if text is not None}
+    # From here on torch is there: what was typed wrong is found before.
     from onboard.bench.suite import Settings
     from onboard.runtime.build import resolve_device
 
     batches, contexts, tokens = _DEFAULTS[resolve_device(device).type]
-    shapes = grid(numbers("batch", batch or batches), numbers("context", context or contexts), output_len or tokens)
+    sizes = {"batch": numbers("batch", batches), "context": numbers("context", contexts), **chosen}
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
-    return Settings(shapes, seed, repeats, parse_peers(compare), profile)
+    return Settings(grid(sizes["batch"], sizes["context"], output_len or tokens), seed, repeats, peers, profile)
 
 
 def _measure(

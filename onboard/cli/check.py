@@ -20,7 +20,9 @@ def check(
     root: Annotated[Path, typer.Option(help="A checkout of onboard.", show_default="here")] = Path(),
     write: Annotated[bool, typer.Option("--write", help="Write what differs instead of showing it.")] = False,
 ) -> int:
-    """Generate the committed families again, prove them, and show every file that has drifted; exit code 1 then."""
+    """Generate the committed families again; show what has drifted.
+
+    They are proven again, too. Exit code 1 when a file has drifted."""
     from onboard.workflow.files import write_atomically
     from onboard.workflow.zoo import choose, drifts, load_zoo
 

@@ -11,7 +11,7 @@ import typer
 
 from onboard.cli import bench, check, demo, doctor, model, plan, registry, status, sweep, tune, verify
 from onboard.cli import run as run_command
-from onboard.cli.group import DEFAULT, DefaultCommandGroup
+from onboard.cli.group import DEFAULT, HELP, DefaultCommandGroup
 from onboard.errors import INTERRUPTED, OnboardError, exit_code
 
 # Click's class, or that of the copy of click which newer versions of typer carry.
@@ -19,10 +19,10 @@ _ClickUsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
     cls=DefaultCommandGroup,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    epilog=f"A model whose id is the name of a command: onboard {DEFAULT} ID.",
+    epilog=f"Help for a command: onboard {HELP} COMMAND. A model whose id is a command's name: onboard {DEFAULT} ID.",
 )
 app.command(DEFAULT)(model.onboard)
 app.command("run")(run_command.run)
@@ -40,7 +40,7 @@ app.command("demo")(demo.demo)
 
 @app.callback()
 def _group(
-    version: bool = typer.Option(False, "--version", help="Print the version.", callback=lambda on: _version(on)),
+    version: bool = typer.Option(False, "--version", "-V", help="Print the version.", callback=lambda on: _version(on)),
 ) -> None:
     """Onboard a Hugging Face causal language model: fast, proven and servable."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import typer
 
 from onboard.cli.options import Device, DTypeName, InDType, ModeName, Offline, OnDevice
 from onboard.errors import OnboardError
+from onboard.hub import go_offline
 
 if TYPE_CHECKING:
     from onboard.workflow.outcome import RunOutcome
@@ -48,7 +48,7 @@ def onboard(
     Exit codes: 0 done; 1 a phase failed; 2 wrong usage; 3 needs your consent; 130 interrupted.
     """
     if offline:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # for the libraries that load from the folder later on
+        go_offline()
     from onboard.workflow.phase import RunOptions
 
     options = RunOptions(

@@ -34,6 +34,34 @@ class ModeName(StrEnum):
     TRANSFORMERS = "transformers"
 
 
+class CacheDTypeName(StrEnum):
+    """What keys and values are kept in."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT8 = "float8_e4m3fn"
+
+
+class AttnBackendName(StrEnum):
+    """Whose attention kernels run."""
+
+    AUTO = "auto"
+    TORCH = "torch"
+    TRITON = "triton"
+
+
+class CompileBackendName(StrEnum):
+    """What compiles the graph."""
+
+    AUTO = "auto"
+    SIMPLE = "torch-simple"
+    COMPILE = "torch-compile"
+    CUDAGRAPH = "torch-cudagraph"
+    OPT = "torch-opt"
+
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, an id, or a name in the registry.")]
 Root = Annotated[Path, typer.Option(help="Folder that the model was onboarded under.", show_default="here")]
 Config = Annotated[Path | None, typer.Option(help="Configuration to use instead of the registered one.")]
@@ -42,6 +70,7 @@ InDType = Annotated[DTypeName, typer.Option(help="What the model computes in.")]
 Mode = Annotated[
     ModeName, typer.Option(help="graph: the onboarded model; hf, transformers: transformers' own, as it is.")
 ]
+CompileBackend = Annotated[CompileBackendName, typer.Option(help="What compiles the graph.")]
 RandomWeights = Annotated[
     bool, typer.Option("--random-weights", help="Make the weights up on the device: true shapes, no download.")
 ]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onboard.cli import options
-from onboard.cli.options import DTypeName, ModeName
+from onboard.cli.names import registered_names
+from onboard.cli.options import CacheDTypeName, DTypeName, ModeName
 from onboard.errors import ConsentRequiredError, UsageError
+from onboard.hub import go_offline
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,16 +23,6 @@ if TYPE_CHECKING:
     from onboard.graph.plan import MemoryPlan
 
 _UNITS = {"gib": 2**30, "gb": 10**9, "mib": 2**20, "mb": 10**6, "tib": 2**40, "tb": 10**12}
-
-
-class CacheDTypeName(StrEnum):
-    """What keys and values are kept in."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-    FLOAT8 = "float8_e4m3fn"
 
 
 def plan(
@@ -56,15 +46,18 @@ def plan(
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what a model takes of a GPU's memory, and what fits beside it, from its config alone.
+    """Plan memory: what a model takes of a GPU, and what fits beside it.
+
+    Its config alone is read.
 
     Exit codes: 0 it fits; 2 wrong usage; 3 it does not fit.
     """
     if offline:
-        os.environ["HF_HUB_OFFLINE"] = "1"
+        go_offline()
     memory = None if gpu is None else parse_size(gpu)
     overrides = _overrides(dtype.value, mode.value, context, batch)
-    made, facts = _plan(model, root, memory, overrides, cache_dtype)
+    with registered_names(model, root):
+        made, facts = _plan(model, root, memory, overrides, cache_dtype)
     if as_json:
         print(json.dumps(_document(model, made, facts), indent=2))
     if problem := _problem(model, made, batch):

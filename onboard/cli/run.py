@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onboard.cli import options
+from onboard.cli.names import check_config, registered_names
 from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.errors import UsageError
+from onboard.hub import go_offline
 
 if TYPE_CHECKING:
     from onboard.runtime.llm import LLM, Prompt, RequestOutput
@@ -59,7 +60,7 @@ def run(
     All prompts go in one batch, greedily unless a temperature is set.
     """
     if offline:
-        os.environ["HF_HUB_OFFLINE"] = "1"
+        go_offline()
     wanted = _prompts(prompts or [], token_ids or [])
     params = _sampling_params(
         max_tokens=max_tokens,
@@ -72,8 +73,10 @@ def run(
         ignore_eos=ignore_eos,
         n=n,
     )
-    where = {"root": root, "config": config, "device": device.value, "dtype": dtype.value}
-    llm = _load(model, mode=mode.value, batch_invariant=batch_invariant, strict=strict, **where)
+    overrides = {"device": device.value, "dtype": dtype.value, "mode": mode.value, "batch_invariant": batch_invariant}
+    with registered_names(model, root):
+        check_config(model, root, config, overrides)
+        llm = _load(model, root=root, config=config, strict=strict, **overrides)
     outputs = _generate(llm, wanted, params)
     for fact in llm.engine.facts:
         print(f"note: {fact}", file=sys.stderr)

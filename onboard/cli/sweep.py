@@ -66,11 +66,11 @@ def sweep(
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what did not change.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the coverage as one JSON document.")] = False,
 ) -> int:
-    """Onboard many architectures, each as a tiny random checkpoint in a process of its own, and show what works.
+    """Onboard many architectures as tiny checkpoints; show what works.
 
-    What the command leaves is judged in a fresh process: against transformers, on new prompts. Run it again to go on:
-    what ended under the same code and versions is not run again. Over all types of transformers it writes
-    registry/coverage.json, docs/coverage.md and docs/coverage.svg.
+    Checkpoints are random, and each has a process of its own. What the command leaves is judged in a fresh process:
+    against transformers, on new prompts. Run it again to go on: what ended under the same code and versions is not run
+    again. Over all types of transformers it writes registry/coverage.json, docs/coverage.md and docs/coverage.svg.
     """
     from onboard.workflow.sweep.sweep import Sweep, SweepOptions
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 from dataclasses import asdict
@@ -16,6 +15,7 @@ import typer
 from onboard.cli import options
 from onboard.cli.bench import numbers
 from onboard.cli.options import Device, DTypeName
+from onboard.hub import go_offline
 
 if TYPE_CHECKING:
     from onboard.bench.tune import Trial, Tuning
@@ -40,12 +40,13 @@ def tune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and write nothing.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure a model's back ends and CUDA-graph sizes here; write the best to its configuration.
+    """Find the quickest back ends and CUDA-graph sizes on this machine.
 
+    The best are written to the model's configuration.
     A choice is kept when it is quicker by more than measurements scatter and its logits differ by rounding alone.
     """
     if offline:
-        os.environ["HF_HUB_OFFLINE"] = "1"
+        go_offline()
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     _say(f"seed {seed}")
     overrides = {"device": device.value, "dtype": dtype.value}

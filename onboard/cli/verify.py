@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onboard.cli import options
-from onboard.cli.options import Device, DTypeName, ModeName
+from onboard.cli.names import check_config, registered_names
+from onboard.cli.options import CompileBackendName, Device, DTypeName, ModeName
+from onboard.hub import go_offline
 
 if TYPE_CHECKING:
     from onboard.runtime.verify import Check, VerifyReport
@@ -23,7 +24,7 @@ def verify(
     config: options.Config = None,
     device: options.OnDevice = Device.AUTO,
     dtype: options.InDType = DTypeName.AUTO,
-    compile_backend: Annotated[str, typer.Option(help="auto, torch-simple, torch-compile, torch-cudagraph.")] = "auto",
+    compile_backend: options.CompileBackend = CompileBackendName.AUTO,
     mode: options.Mode = ModeName.GRAPH,
     seed: Annotated[int | None, typer.Option(help="Of the prompts.", show_default="random")] = None,
     offline: options.Offline = False,
@@ -34,25 +35,29 @@ def verify(
     Prefill, chunked prefill, cached and batched decode, eager and compiled; exit code 1 when they differ.
     """
     if offline:
-        os.environ["HF_HUB_OFFLINE"] = "1"
-    from onboard.runtime.verify import verify_model
-
-    report = verify_model(
-        model,
-        root=root,
-        device=device.value,
-        dtype=dtype.value,
-        config=config,
-        compile_backend=compile_backend,
-        mode=mode.value,
-        seed=seed,
-        on_check=lambda check: print(f"checked {check.transform}", file=sys.stderr, flush=True),
-    )
+        go_offline()
+    overrides = {
+        "device": device.value,
+        "dtype": dtype.value,
+        "compile_backend": compile_backend.value,
+        "mode": mode.value,
+    }
+    with registered_names(model, root):
+        check_config(model, root, config, overrides)
+        report = _verify(model, root=root, config=config, seed=seed, **overrides)
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))
     else:
         _print_report(report)
     return 0 if report.passed else 1
+
+
+def _verify(model: str, **settings: Any) -> VerifyReport:
+    from onboard.runtime.verify import verify_model
+
+    return verify_model(
+        model, on_check=lambda check: print(f"checked {check.transform}", file=sys.stderr, flush=True), **settings
+    )
 
 
 def _print_report(report: VerifyReport) -> None:

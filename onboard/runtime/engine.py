@@ -19,11 +19,12 @@ from onboard.graph.next_token import Chosen
 from onboard.graph.prompt_inputs import with_given_inputs
 from onboard.modeling import Codebooks
 from onboard.runtime.flight import Flight, Landing
+from onboard.runtime.logprobs import logprobs
 from onboard.runtime.memory import CacheMemory
 from onboard.runtime.prompt_inputs import PromptInputs, given_rows
 from onboard.runtime.request import FinishReason, Request, Step
 from onboard.runtime.rope import LengthDependentRope
-from onboard.runtime.sampling import SamplingParams, logprobs, stream_key
+from onboard.runtime.sampling import SamplingParams, stream_key
 from onboard.runtime.scheduler import Scheduler
 from onboard.runtime.tokenizer import Detokenizer, Tokenizer
 

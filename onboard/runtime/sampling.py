@@ -1,4 +1,4 @@
-"""Sampling: the parameters that users set, and what is reported of the tokens that the device chooses by them."""
+"""Sampling: the parameters that users set. They are read before torch is, so that a wrong one is found at once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import secrets
 from hashlib import blake2b
 from typing import Any
 
-import torch
 from pydantic import Field, field_validator
 
 from onboard.config import StrictModel
-from onboard.modeling import ONE_CODEBOOK, Codebooks
 
 _LOWEST_TEMPERATURE = 1e-5  # below it (as in vLLM) division by it may overflow float32
 
@@ -70,16 +68,3 @@ def stream_key(params: SamplingParams, index: int) -> int:
     if params.seed is None:
         return secrets.randbits(64)
     return int.from_bytes(blake2b(f"{params.seed} {index}".encode(), digest_size=8).digest(), "little")
-
-
-def logprobs(row: torch.Tensor, token: int, count: int, codebooks: Codebooks = ONE_CODEBOOK) -> dict[int, float]:
-    """Return log-probabilities by column of `row`, of the chosen one and the `count` most likely ones of a codebook.
-
-    `row` are logits; a column is a token's id, or a code's behind all codes of earlier codebooks.
-    """
-    values = codebooks.split(row.float()).log_softmax(dim=-1)
-    firsts = torch.arange(0, len(row), values.shape[-1], device=row.device)
-    chosen = codebooks.unpack(torch.tensor(token, device=row.device)) + firsts
-    best, ids = values.topk(min(count, values.shape[-1]))
-    columns = torch.cat([chosen, (ids + firsts[:, None]).flatten()])
-    return dict(zip(columns.tolist(), torch.cat([values.flatten()[chosen], best.flatten()]).tolist(), strict=True))

@@ -268,7 +268,7 @@ def test_read_only_root(
 
 
 def test_no_such_folder(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert_refused(["/no/such/folder", "--root", str(root)], root, 1, "there is no folder", capsys)
+    assert_refused(["/no/such/folder", "--root", str(root)], root, 2, "there is no folder", capsys)
     assert_refused(["a b", "--root", str(root)], root, 1, "neither a folder nor a Hub id", capsys)
 
 
@@ -303,21 +303,21 @@ def hub(healthy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "message"),
     [
-        (["acme/nonesuch"], "there is no model acme/nonesuch"),
-        (["acme/gated"], "access to acme/gated is restricted"),
-        (["acme/tiny", "--revision", "v9"], "has no revision 'v9'"),
-        (["acme/tiny", "--offline"], "is not complete in the cache"),
-        (["acme/nan"], "holds NaN"),
-        (["acme/short"], "lacks model-00001"),
+        (["acme/nonesuch"], 2, "there is no model acme/nonesuch"),
+        (["acme/gated"], 1, "access to acme/gated is restricted"),
+        (["acme/tiny", "--revision", "v9"], 1, "has no revision 'v9'"),
+        (["acme/tiny", "--offline"], 2, "is not complete in the cache"),
+        (["acme/nan"], 1, "holds NaN"),
+        (["acme/short"], 1, "lacks model-00001"),
     ],
 )
 @pytest.mark.parametrize("root", ["used"], indirect=True)
-def test_hub_refuses(hub: HubServer, arguments: list[str], message: str, root: Path, tmp_path: Path) -> None:
+def test_hub_refuses(hub: HubServer, arguments: list[str], code: int, message: str, root: Path, tmp_path: Path) -> None:
     before = tree(root)
     process = on_hub(hub.url, tmp_path, [*arguments, "--root", str(root), "--json"])
-    assert process.returncode == 1
+    assert process.returncode == code
     assert_one_line(process.stderr, message)
     document = json.loads(process.stdout)
     assert document["status"] == "failed"

@@ -36,7 +36,7 @@ def test_help_is_quick_and_complete() -> None:
         *("--root", "--revision", "--device", "--dtype", "--until", "--from", "--fresh", "--dry-run", "--json"),
         *("--trust-remote-code", "--yes", "--offline", "--debug", "--version"),
     ):
-        assert f"  {option} " in process.stdout
+        assert f" {option} " in process.stdout
     assert onboard().stdout == onboard("--help").stdout
 
 
@@ -47,16 +47,99 @@ def test_help_imports_nothing_heavy() -> None:
         assert f"'{module}'" not in process.stderr
 
 
-def test_every_listed_command_has_help() -> None:
-    listing = onboard("--help").stdout.split("Commands:\n")[1].split("\n\n")[0]
-    for line in listing.splitlines():
-        process = onboard(line.split()[0], "--help")
-        assert process.returncode == 0
-        assert process.stdout.startswith(f"Usage: onboard {line.split()[0]}")
+def test_every_listed_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["-h"]) == 0
+    listing = capsys.readouterr().out.split("Commands:\n")[1].split("\n\n")[0]
+    for name in (line.split()[0] for line in listing.splitlines()):
+        shown = set()
+        for words in ([name, "--help"], [name, "-h"], ["help", name]):
+            assert main.run(words) == 0
+            shown.add(capsys.readouterr().out)
+        assert len(shown) == 1
+        assert shown.pop().startswith(f"Usage: onboard {name}")
+    assert "..." not in listing, "the first sentence of a command's help is cut at 80 columns"
 
 
-def test_version() -> None:
-    assert onboard("--version").stdout.strip() == __version__
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("--version", "-V"):
+        assert main.run([word]) == 0
+        assert capsys.readouterr().out.strip() == __version__
+
+
+def test_completion() -> None:
+    def complete(words: str) -> list[str]:
+        count = str(len(words.split()) - 1)
+        return onboard(_ONBOARD_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=count).stdout.split()
+
+    assert complete("onboard ver") == ["verify"]
+    assert complete("onboard --tr") == ["--trust-remote-code"]
+    assert complete("onboard run --temp") == ["--temperature"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["statu"], "there is no command 'statu'. Did you mean 'status'? A model of that name: onboard model statu"),
+        (["verfy", "./x"], "there is no command 'verfy'. Did you mean 'verify'?"),
+        (["help", "nonesuch"], "there is no command 'nonesuch'. Commands: bench, "),
+    ],
+)
+def test_a_word_that_is_nearly_a_command(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(words) == 2
+    assert capsys.readouterr().err.startswith(f"onboard: {message}")
+
+
+def test_ids_and_folders_near_a_command_are_models(engine: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "statu").mkdir()
+    for model in ("org/statu", str(tmp_path / "statu"), "gpt2"):
+        assert main.run([model, "--root", str(tmp_path)]) == 0
+        assert engine["context"].model == model
+
+
+WRONG = {
+    "run demo x --temperature -1": "--temperature -1",
+    "run demo x --token-ids a": "--token-ids 'a'",
+    "run demo x --config nope.yaml": "nope.yaml",
+    "run ./nope x": "there is no folder './nope'",
+    "verify ./nope": "there is no folder './nope'",
+    "verify demo --compile-backend nope": "'nope' is not one of",
+    "plan demo --gpu nope": "'nope'",
+    "bench demo --batch nope": "--batch 'nope'",
+    "bench demo --compare nope": "--compare 'nope'",
+    "bench demo --config nope.yaml": "nope.yaml",
+    ". --until nope": "there is no phase 'nope'",
+}
+
+
+def test_what_is_typed_wrong_is_found_before_torch_is_imported(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from onboard.cli import main
+for words in {list(WRONG)}:
+    code = main.run([*words.split(), "--root", "."])
+    heavy = sorted({{"torch", "transformers"}} & set(sys.modules))
+    print(code, heavy, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    lines = done.stderr.splitlines()
+    for (words, message), error, code in zip(WRONG.items(), lines[::2], lines[1::2], strict=True):
+        assert message in error, words
+        assert code == "2 []", words
+
+
+def test_a_name_that_is_no_model_is_answered_with_registered_ones(tmp_path: Path) -> None:
+    (tmp_path / "registry").mkdir()
+    entry = {"name": "demo", "config_id": "demo", "yaml_extra": []}
+    (tmp_path / "registry" / "models.yaml").write_text(json.dumps({"models": [entry]}))
+    said = [
+        onboard("run", *words, "--root", str(tmp_path), **environment).stderr.strip()
+        for words, environment in (
+            (["demos", "hi"], {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}),
+            (["other", "hi", "--offline"], {"HF_HUB_OFFLINE": "", "HF_HOME": str(tmp_path)}),
+        )
+    ]
+    assert "Did you mean 'demo' of the registry? HF_HUB_OFFLINE is set" in said[0]
+    assert said[1].endswith("Registered: demo. Run once without --offline")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +269,7 @@ def test_failures(
 
 
 def test_json_of_what_fails_before_the_first_phase(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["/no/such", "--json"]) == 1
+    assert main.run(["/no/such", "--json"]) == 2
     document = json.loads(capsys.readouterr().out)
     assert document.pop("error").startswith("there is no folder '/no/such'")
     assert document == {"model": "/no/such", "status": "failed", "phases": [], "artifacts": {}}

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from onboard.errors import UsageError
 from onboard.graph.next_token import LatestTokens
 from onboard.ops.sampling import NOT_A_TOKEN, choose_tokens, uniforms
-from onboard.runtime.sampling import SamplingParams, logprobs, stream_key
+from onboard.runtime.logprobs import logprobs
+from onboard.runtime.sampling import SamplingParams, stream_key
 
 VOCABULARY = 11
 

@@ -1,0 +1,52 @@
+"""A model's name and configuration as a command gets them: what is wrong with them is found and answered early."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from onboard.errors import NoSuchModelError
+
+_MOST = 8
+"""Names that are listed when none is near."""
+
+
+def check_config(
+    model: str, root: Path, config: Path | None, overrides: Mapping[str, Any], *, may_be_file: bool = False
+) -> None:
+    """Raise `OnboardError` for a folder or a configuration that is none, before torch is imported for nothing.
+
+    `may_be_file`: the model may be a config.json.
+    """
+    from onboard.hub import open_source
+    from onboard.runtime.resolve import resolve_config
+
+    runtime = resolve_config(model, root.expanduser(), config, overrides)
+    if not (may_be_file and Path(model).expanduser().is_file()):
+        open_source(runtime.model, revision=runtime.revision)
+
+
+@contextmanager
+def registered_names(model: str, root: Path) -> Iterator[None]:
+    """Name the root's registered models where `model` turns out to be none."""
+    try:
+        yield
+    except NoSuchModelError as error:
+        from onboard.registry import load_entries
+
+        names = [entry.name for entry in load_entries(root.expanduser())]
+        if not (listed := _listed(model, names)):
+            raise
+        raise NoSuchModelError(error.message, hint=f"{listed} {error.hint}".rstrip()) from error
+
+
+def _listed(model: str, names: list[str]) -> str:
+    if near := difflib.get_close_matches(model, names, n=3):
+        return f"Did you mean {' or '.join(map(repr, near))} of the registry?"
+    if "/" in model or not names:
+        return ""
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return f"Registered: {', '.join(names[:_MOST])}{more}."
