@@ -14,7 +14,7 @@ from torch import nn
 
 from onboard.config import Mode, RuntimeConfig
 from onboard.errors import UsageError
-from onboard.graph.context import TransformContext
+from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.invariants import uncached_mixers
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.text_tokens import text_tokens
@@ -42,6 +42,8 @@ class Check:
     errors: dict[str, float] = field(default_factory=dict)
     exception: str | None = None
     """What running the model raised, if it did."""
+    matched: bool = True
+    """The transform found something to do in this model."""
 
     def passes(self, tolerance: float) -> bool:
         """Tell whether everything ran and stayed within the tolerance; NaN does not."""
@@ -96,13 +98,13 @@ def verify_model(
     mode: Mode = "graph",
     seed: int | None = None,
     transforms: Sequence[BaseTransform[Any]] | None = None,
-    on_check: Callable[[Check], None] | None = None,
+    on_check: Callable[[VerifyReport], None] | None = None,
 ) -> VerifyReport:
     """Run the pipeline and check the model after every transform, on random prompts of different lengths.
 
     Until caches are inserted that is whole prefill; from then on also chunked prefill, decode one by one, and decode
     in a batch that prompts join at different times. Arguments as for `LLM`; `transforms` replaces the pipeline,
-    `on_check` is called after each transform.
+    `on_check` is called with the report as it is after each transform.
     """
     folder = Path.cwd() if root is None else Path(root).expanduser()
     overrides = {"device": device, "dtype": dtype, "compile_backend": compile_backend, "mode": mode}
@@ -129,10 +131,11 @@ def verify_model(
     rope = length_dependent_rope(context.factory.text_config.to_dict())
 
     def observe(key: str, module: nn.Module, _: TransformContext) -> None:
-        report.checks.append(_check(key, module, context, prompts, reference, rope))
+        check = _check(key, module, context, prompts, reference, rope)
+        report.checks.append(dataclasses.replace(check, matched=_matched(context.history[-1])))
         report.graph_replays = getattr(module, "replays", 0)
         if on_check is not None:
-            on_check(report.checks[-1])
+            on_check(report)
 
     pipeline = Pipeline(load_pipeline(runtime.transforms, runtime.mode) if transforms is None else transforms)
     pipeline.run(context, observe)
@@ -161,6 +164,10 @@ def _worst(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> 
     """Return the largest error over prompts, NaN if any is (which Python's `max` hides behind a number)."""
     errors = [rmse_ratio(ours, theirs) for ours, theirs in zip(actual, expected, strict=True)]
     return float(torch.tensor(errors, dtype=torch.float64).max())
+
+
+def _matched(entry: HistoryEntry) -> bool:
+    return not entry.skipped and bool(entry.num_matches or entry.summary)
 
 
 def _check(

@@ -10,9 +10,10 @@ import pytest
 import typer
 
 from onboard.cli.run import run
-from onboard.cli.verify import verify
+from onboard.cli.verify import print_row, verify
 from onboard.errors import UsageError
 from onboard.runtime import verify as verification
+from onboard.runtime.verify import Check, VerifyReport
 from tests.unit.runtime.tiny import Tiny
 
 Capture = pytest.CaptureFixture[str]
@@ -66,10 +67,33 @@ def test_verify_prints_a_row_for_each_transform_and_exits_by_the_verdict(
     assert _invoke(verify, *options) == 0
     printed = capsys.readouterr()
     assert printed.out.endswith("seed 3\nnote: models/modeling_llama.py has passed no tests here\npassed\n")
-    assert "insert_cached_attention" in printed.out
-    assert "checked insert_cached_attention" in printed.err
+    assert "checked" not in printed.err
+    rows = [line for line in printed.out.splitlines() if line.endswith("  ok")]
+    assert len(rows) > 5
+    cached = next(row for row in rows if row.startswith("insert_cached_attention ")).split()[1:-1]
+    assert len(cached) == 4
+    assert all(float(cell) < 1e-5 for cell in cached)
+    assert not any(row.startswith("insert_cached_ssm_attention ") for row in rows), "it matched nothing"
+    assert " more transforms matched nothing in this model" in printed.out
     monkeypatch.setattr(verification, "FLOAT32_TOLERANCE", 1e-12)
     assert _invoke(verify, *options, "--json") == 1
     report = json.loads(capsys.readouterr().out)
     assert not report["passed"]
     assert report["first_failure"] == "build_model"
+
+
+def test_every_number_of_verify_is_whole_within_80_columns(capsys: Capture) -> None:
+    errors = dict.fromkeys(("prefill", "chunked prefill", "decode", "batched decode"), 3.8e-7)
+    worst = "insert_cached_dynamic_mask_attention"
+    for check in (
+        Check("idle", errors, matched=False),
+        Check("idle_but_wrong", errors | {"decode": float("nan")}, matched=False),
+        Check(worst, errors | {"batched decode": 3.8e-1}),
+    ):
+        print_row(VerifyReport("m", "cpu", "float32", 1, [3], 1e-5, 0.0, [check]))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split() for line in lines if not line.startswith(("rmse", "after"))] == [
+        ["idle_but_wrong", "3.8e-07", "3.8e-07", "nan", "3.8e-07", "wrong"],
+        [worst, "3.8e-07", "3.8e-07", "3.8e-07", "3.8e-01", "wrong"],
+    ]
