@@ -13,6 +13,7 @@ import typer
 from onboard.cli import options
 from onboard.cli.names import check_config, registered_names
 from onboard.cli.options import Device, DTypeName, ModeName
+from onboard.cli.result import Result
 from onboard.errors import UsageError
 from onboard.hub import go_offline
 
@@ -53,7 +54,7 @@ def bench(
     ] = None,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
-) -> None:
+) -> Result | None:
     """Measure speed, beside what the hardware allows and transformers.
 
     Prompts are random tokens, decoding is greedy. Writes bench.json, roofline.svg and startup.svg.
@@ -65,7 +66,7 @@ def bench(
         check_config(model, root, config, overrides, may_be_file=True)
         settings = _settings(device.value, batch, context, output_len, repeats, compare, seed, profile)
         report = _measure(model, root.expanduser(), config, overrides, random_weights, settings)
-    _show(report, output or _folder(root.expanduser(), model), as_json=as_json)
+    return _show(report, output or _folder(root.expanduser(), model), as_json=as_json)
 
 
 def _settings(
@@ -105,18 +106,18 @@ def _measure(
         return run_suite(subject, settings, _say)
 
 
-def _show(report: Report, folder: Path, *, as_json: bool) -> None:
+def _show(report: Report, folder: Path, *, as_json: bool) -> Result | None:
     from onboard.bench.document import document
 
     made = document(report)
     files = _write(report, made, folder)
     if as_json:
-        print(json.dumps(made, indent=2))
-        return
+        return Result(made)
     from onboard.cli.bench_tables import show
 
     show(made)
     print(f"wrote {', '.join(path.name for path in files)} to {folder}")
+    return None
 
 
 def numbers(name: str, text: str) -> list[int]:

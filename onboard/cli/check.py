@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onboard.cli.options import AsJson
+from onboard.cli.result import Result
+from onboard.errors import OnboardError
+
 if TYPE_CHECKING:
     from onboard.workflow.zoo import Drift
 
@@ -19,7 +23,8 @@ def check(
     ] = None,
     root: Annotated[Path, typer.Option(help="A checkout of onboard.", show_default="here")] = Path(),
     write: Annotated[bool, typer.Option("--write", help="Write what differs instead of showing it.")] = False,
-) -> int:
+    as_json: AsJson = False,
+) -> Result | int:
     """Generate the committed families again; show what has drifted.
 
     They are proven again, too. Exit code 1 when a file has drifted."""
@@ -27,17 +32,20 @@ def check(
     from onboard.workflow.zoo import choose, drifts, load_zoo
 
     root = root.expanduser().resolve()
-    zoo, drifted = load_zoo(root), 0
+    zoo, drifted = load_zoo(root), dict[str, list[str]]()
     for family in choose(zoo, families or []):
         found = list(drifts(family, zoo[family], root))
-        drifted += len(found)
+        drifted[family] = [drift.path.relative_to(root).as_posix() for drift in found]
         print(f"{family}: {_summary(found, write)}", file=sys.stderr, flush=True)
         for drift in found:
             if write:
                 write_atomically(drift.path, drift.expected)
-            else:
+            elif not as_json:
                 print(_difference(drift, root), end="")
-    return 1 if drifted and not write else 0
+    count = 0 if write else sum(map(len, drifted.values()))
+    if as_json:
+        return Result({"drifted": drifted}, OnboardError(f"{count} files drifted") if count else None)
+    return 1 if count else 0
 
 
 def _summary(found: list[Drift], write: bool) -> str:

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from onboard.cli.model import ModelRun
-from onboard.cli.options import Device, DTypeName, InDType, OnDevice
+from onboard.cli.options import AsJson, Device, DTypeName, InDType, OnDevice
+from onboard.cli.result import Result
 
 CHECKPOINT = Path(__file__).resolve().parents[1] / "assets" / "demo"
 """A small Llama, trained by `scripts/demo/train.py`."""
@@ -19,12 +20,15 @@ def demo(
     device: OnDevice = Device.AUTO,
     dtype: InDType = DTypeName.AUTO,
     fresh: Annotated[bool, typer.Option("--fresh", help="Rerun every phase.")] = False,
-) -> int:
+    as_json: AsJson = False,
+) -> Result | int:
     """Onboard the embedded demo checkpoint, a small story writer."""
     from onboard.workflow.phase import RunOptions
 
     run = ModelRun(str(CHECKPOINT), root, RunOptions(device=device.value, dtype=dtype.value))
     error = run.execute(until=None, from_=None, fresh=fresh)
+    if as_json:
+        return Result(run.fields(), error)
     run.print_text(error)
     if error is not None:
         raise error

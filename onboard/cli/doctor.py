@@ -7,13 +7,19 @@ import shutil
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
+from onboard.cli.options import AsJson
+from onboard.cli.result import Result
+
 _PACKAGES = ("onboard", "torch", "transformers", "huggingface_hub", "safetensors", "tokenizers", "triton", "ruff")
 
 
-def doctor() -> None:
+def doctor(as_json: AsJson = False) -> Result | None:
     """Show versions, GPUs, caches and what is missing."""
+    if as_json:
+        return Result({"facts": dict(_facts())})
     for name, value in _facts():
         print(f"{name:<16} {value}")
+    return None
 
 
 def _facts() -> Iterator[tuple[str, str]]:

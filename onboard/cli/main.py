@@ -12,7 +12,8 @@ import typer
 from onboard.cli import bench, check, demo, doctor, model, plan, registry, status, sweep, tune, verify
 from onboard.cli import run as run_command
 from onboard.cli.group import DEFAULT, HELP, DefaultCommandGroup
-from onboard.errors import INTERRUPTED, OnboardError, exit_code
+from onboard.cli.result import Result
+from onboard.errors import INTERRUPTED, OnboardError, UsageError, exit_code
 
 # Click's class, or that of the copy of click which newer versions of typer carry.
 _ClickUsageError: Any = typer.BadParameter.__base__
@@ -63,33 +64,70 @@ def main() -> None:
 
 
 def run(arguments: list[str], *, debug: bool = False) -> int:
-    """Run one command line; return its exit code. Every failure is one line on stderr."""
+    """Run one command line; return its exit code. Every failure is one line on stderr.
+
+    With --json stdout has one document, however the command ends.
+    """
     try:
-        result = app(arguments, prog_name="onboard", standalone_mode=False)
-        code = result if isinstance(result, int) else 0
-        # Some versions of typer turn an interrupt into this code, others raise.
-        return _fail("interrupted", code) if code == INTERRUPTED else code
-    except typer.Exit as error:
-        return int(error.exit_code)
-    except _ClickUsageError as error:
-        command = error.ctx.command_path.removesuffix(f" {DEFAULT}") if error.ctx else "onboard"
-        return _fail(f"{error.format_message().rstrip('.')}. See {command} --help", 2)
-    except OnboardError as error:
-        return _fail(str(error), exit_code(error), debug=debug)
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", INTERRUPTED)
+        result = _call(arguments)
+        if isinstance(result, Result):
+            _print_document(arguments, result)
+            return 0 if result.error is None else _fail(*_words(result.error), debug=debug, error=result.error)
+        return result
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (whoever read the output has gone; exit without a complaint)
         return 0
     # The user is owed one line for our own defects too.
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return _fail(f"internal error: {reason}. Run with --debug for the traceback", exit_code(error), debug=debug)
+    except (Exception, KeyboardInterrupt) as error:
+        if "--json" in arguments:
+            _print_document(arguments, Result(error=error))
+        return _fail(*_words(error), debug=debug, error=error)
 
 
-def _fail(message: str, code: int, *, debug: bool = False) -> int:
-    if debug:
-        traceback.print_exc()
+def _call(arguments: list[str]) -> Result | int:
+    """Run the command; return its exit code or what it leaves to be printed."""
+    try:
+        result = app(arguments, prog_name="onboard", standalone_mode=False)
+    except typer.Exit as error:
+        return int(error.exit_code)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except _ClickUsageError as error:
+        command = error.ctx.command_path.removesuffix(f" {DEFAULT}") if error.ctx else "onboard"
+        raise UsageError(error.format_message().rstrip("."), hint=f"See {command} --help") from None
+    if result == INTERRUPTED:  # some versions of typer turn an interrupt into this code, others raise
+        raise KeyboardInterrupt
+    return result if isinstance(result, Result | int) else 0
+
+
+def _print_document(arguments: list[str], result: Result) -> None:
+    from onboard.cli.documents import render
+
+    print(render(command_name(arguments), result))
+
+
+def command_name(arguments: list[str]) -> str:
+    """Return the name of the command that is run, that of a group's command with the group's."""
+    words = [word for word in arguments[:2] if not word.startswith("-")]
+    if words and any(group.name == words[0] for group in app.registered_groups):
+        return " ".join(words)
+    known = [command.name for command in app.registered_commands]
+    return words[0] if words and words[0] in known and words[0] == arguments[0] else DEFAULT
+
+
+def _words(error: BaseException) -> tuple[str, int]:
+    """Return the line about an error, and its exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", INTERRUPTED
+    if isinstance(error, OnboardError):
+        return str(error), exit_code(error)
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"internal error: {reason}. Run with --debug for the traceback", exit_code(error)
+
+
+def _fail(message: str, code: int, *, error: BaseException, debug: bool = False) -> int:
+    if debug and not isinstance(error, KeyboardInterrupt):
+        traceback.print_exception(error)
     print(f"onboard: {' '.join(message.split())}", file=sys.stderr)
     return code
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onboard.cli.options import Device, DTypeName, InDType, ModeName, Offline, OnDevice
+from onboard.cli.result import Result
 from onboard.errors import OnboardError
 from onboard.hub import go_offline
 
@@ -38,14 +39,14 @@ def onboard(
     offline: Offline = False,
     strict: Annotated[bool, typer.Option("--strict", help="A fallback in the full run is an error.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the libraries' warnings.")] = False,
-) -> int:
+) -> Result | int:
     """Onboard a Hugging Face causal language model: fast, proven and servable.
 
     Run it again to resume: a phase whose inputs did not change is skipped.
 
     Phases: gather, survey, analyze, generate, test, review, register, run, matrix, cookbook, report, pull_request.
 
-    Exit codes: 0 done; 1 a phase failed; 2 wrong usage; 3 needs your consent; 130 interrupted.
+    Exit codes: 0 done; 1 failed; 2 cannot be done as asked; 3 needs your word; 130 interrupted.
     """
     if offline:
         go_offline()
@@ -64,9 +65,8 @@ def onboard(
     run = ModelRun(model, root, options)
     error = run.with_way_out(run.execute(until=until, from_=from_, fresh=fresh))
     if as_json:
-        print(run.as_json(error))
-    else:
-        run.print_text(error)
+        return Result(run.fields(), error)
+    run.print_text(error)
     if error is not None:
         raise error
     return 0
@@ -110,18 +110,16 @@ class ModelRun:
         hint = f"{error.hint.rstrip('.')}. Or run transformers' own model: {command}".removeprefix(". ")
         return OnboardError(error.message, hint=hint)
 
-    def as_json(self, error: BaseException | None) -> str:
-        """Return the document of --json."""
-        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        document: dict[str, Any] = {"model": self.model, "status": status, "phases": [], "artifacts": {}}
+    def fields(self) -> dict[str, Any]:
+        """Return the command's own fields of the document of --json."""
+        document: dict[str, Any] = {"model": self.model, "phases": [], "artifacts": {}}
         if self.outcome is not None:
             document = self.outcome.document() | {"model": self.model}
-        document["error"] = None if error is None else str(error) or status
         if self.options.dry_run:
             document["files"] = self._pending()
         if self.context is not None and (replaced := self.context.files.replaced):
             document["replaced"] = [{"path": str(each.path), "backup": str(each.backup)} for each in replaced]
-        return json.dumps(document, indent=2, ensure_ascii=False)
+        return document
 
     def print_text(self, error: BaseException | None) -> None:
         """Print where the files are, or the diffs of a dry run; for a failed run the command that resumes it.

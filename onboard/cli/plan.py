@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from onboard.cli import options
 from onboard.cli.names import registered_names
 from onboard.cli.options import CacheDTypeName, DTypeName, ModeName
+from onboard.cli.result import Result
 from onboard.errors import ConsentRequiredError, UsageError
 from onboard.hub import go_offline
 
@@ -45,12 +45,12 @@ def plan(
     mode: Annotated[ModeName, typer.Option(help="graph: the onboarded model; hf: transformers' own.")] = ModeName.GRAPH,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
-) -> None:
+) -> Result | None:
     """Plan memory: what a model takes of a GPU, and what fits beside it.
 
     Its config alone is read.
 
-    Exit codes: 0 it fits; 2 wrong usage; 3 it does not fit.
+    Exit codes: 0 it fits; 2 cannot be done as asked; 3 it does not fit.
     """
     if offline:
         go_offline()
@@ -58,12 +58,13 @@ def plan(
     overrides = _overrides(dtype.value, mode.value, context, batch)
     with registered_names(model, root):
         made, facts = _plan(model, root, memory, overrides, cache_dtype)
+    problem = _problem(model, made, batch)
     if as_json:
-        print(json.dumps(_document(model, made, facts), indent=2))
-    if problem := _problem(model, made, batch):
+        return Result(_document(model, made, facts), problem)
+    if problem:
         raise problem
-    if not as_json:
-        _print(model, made, facts)
+    _print(model, made, facts)
+    return None
 
 
 def parse_size(text: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import typer
 from onboard.cli import options
 from onboard.cli.names import check_config, registered_names
 from onboard.cli.options import Device, DTypeName, ModeName
+from onboard.cli.result import Result
 from onboard.errors import UsageError
 from onboard.hub import go_offline
 
@@ -54,7 +54,7 @@ def run(
     ] = False,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
-) -> None:
+) -> Result | None:
     """Generate text with an onboarded model.
 
     All prompts go in one batch, greedily unless a temperature is set.
@@ -81,9 +81,9 @@ def run(
     for fact in llm.engine.facts:
         print(f"note: {fact}", file=sys.stderr)
     if as_json:
-        print(json.dumps(_document(model, llm, outputs), indent=2, ensure_ascii=False))
-    else:
-        _print_outputs(outputs)
+        return Result(_document(model, llm, outputs))
+    _print_outputs(outputs)
+    return None
 
 
 def _prompts(texts: list[str], token_ids: list[str]) -> list[Prompt]:

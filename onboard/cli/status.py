@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onboard.cli import options
+from onboard.cli.result import Result
 
 if TYPE_CHECKING:
     from onboard.workflow.state import RunState
@@ -17,24 +17,30 @@ if TYPE_CHECKING:
 def status(
     root: Annotated[Path, typer.Option(help="Folder that models were onboarded under.", show_default="here")] = Path(),
     as_json: options.AsJson = False,
-) -> None:
+) -> Result | None:
     """Show the models under a root and their phases."""
     states = load_states(root)
     if as_json:
-        print(json.dumps({name: state.model_dump(mode="json") for name, state in states.items()}, indent=2))
-    elif states:
+        models = {name: state.model_dump(mode="json") for name, state in states.items()}
+        return Result({"root": str(root.resolve()), "models": models})
+    if states:
         _print_table(states)
     else:
         print(f"No model was onboarded under {root.resolve()}. Run: onboard MODEL --root {root}")
+    return None
 
 
 def load_states(root: Path) -> dict[str, RunState]:
-    """Return the state of every model under `root`, by the name of its work folder."""
-    from onboard.workflow.lock import WORK
+    """Return the state of every model under `root`, by the name of its work folder.
+
+    What a run left "running" that has ended since was interrupted.
+    """
+    from onboard.workflow.lock import WORK, is_held
     from onboard.workflow.state import STATE_FILE, RunState
 
     folders = sorted(path.parent for path in (root / WORK).glob(f"*/{STATE_FILE}"))
-    return {folder.name: RunState.load(folder, folder.name) for folder in folders}
+    states = {folder: RunState.load(folder, folder.name) for folder in folders}
+    return {folder.name: state if is_held(folder) else state.at_rest() for folder, state in states.items()}
 
 
 def _print_table(states: dict[str, RunState]) -> None:

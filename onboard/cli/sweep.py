@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onboard.cli.options import Device, ModeName
+from onboard.cli.result import Result
 from onboard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def sweep(
     limit_memory: Annotated[float, typer.Option(metavar="GIB", help="Memory limit of each process of a model.")] = 8.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what did not change.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the coverage as one JSON document.")] = False,
-) -> int:
+) -> Result | None:
     """Onboard many architectures as tiny checkpoints; show what works.
 
     Checkpoints are random, and each has a process of its own. What the command leaves is judged in a fresh process:
@@ -80,10 +81,14 @@ def sweep(
     todo = Sweep(targets, root.expanduser().resolve(), options)
     entries, interrupted = _run(todo, _executor(executor, chosen, jobs, address))
     coverage = _coverage(todo, entries)
-    _show(coverage, todo.root if all_transformers and types is None and coverage.is_whole else None, as_json)
-    if interrupted:
-        raise KeyboardInterrupt
-    return 0
+    written = todo.root if all_transformers and types is None and coverage.is_whole else None
+    error = KeyboardInterrupt() if interrupted else None
+    _write(coverage, written, shown=not as_json)
+    if as_json:
+        return Result(coverage.model_dump(mode="json"), error)
+    if error:
+        raise error
+    return None
 
 
 def _chosen(device: Device) -> str:
@@ -150,13 +155,12 @@ def _coverage(todo: Sweep, entries: list[Entry]) -> Coverage:
     )
 
 
-def _show(coverage: Coverage, root: Path | None, as_json: bool) -> None:
-    """Write the files when there is a `root` for them; print the summary or the document."""
+def _write(coverage: Coverage, root: Path | None, *, shown: bool) -> None:
+    """Write the files when there is a `root` for them; print the summary when it is to be `shown`."""
     from onboard.workflow.sweep.coverage import write_coverage
 
     written = write_coverage(coverage, root) if root is not None else []
-    if as_json:
-        print(coverage.text(), end="")
+    if not shown:
         return
     print("\n".join(f"{status:<12}{count}" for status, count in coverage.counts().items()))
     print(coverage.summary())

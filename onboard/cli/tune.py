@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from dataclasses import asdict
@@ -15,6 +14,7 @@ import typer
 from onboard.cli import options
 from onboard.cli.bench import numbers
 from onboard.cli.options import Device, DTypeName
+from onboard.cli.result import Result
 from onboard.hub import go_offline
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def tune(
     offline: options.Offline = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and write nothing.")] = False,
     as_json: options.AsJson = False,
-) -> None:
+) -> Result | None:
     """Find the quickest back ends and CUDA-graph sizes on this machine.
 
     The best are written to the model's configuration.
@@ -58,9 +58,9 @@ def tune(
 
         write(path, tuning, hardware, datetime.now(UTC).strftime("%Y-%m-%d"))
     if as_json:
-        print(json.dumps({"device": hardware, "seed": seed, **asdict(tuning)}, indent=2))
-    else:
-        _show(tuning, path)
+        return Result({"device": hardware, "seed": seed, **asdict(tuning)})
+    _show(tuning, path)
+    return None
 
 
 def _target(model: str, root: Path, config: Path | None) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,8 @@ import typer
 from onboard.cli import options
 from onboard.cli.names import check_config, registered_names
 from onboard.cli.options import CompileBackendName, Device, DTypeName, ModeName
+from onboard.cli.result import Result
+from onboard.errors import OnboardError
 from onboard.hub import go_offline
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def verify(
     seed: Annotated[int | None, typer.Option(help="Of the prompts.", show_default="random")] = None,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
-) -> int:
+) -> Result | int:
     """Compare with transformers after every transform.
 
     Prefill, chunked prefill, cached and batched decode, eager and compiled; exit code 1 when they differ.
@@ -46,10 +47,14 @@ def verify(
         check_config(model, root, config, overrides)
         report = _verify(model, None if as_json else print_row, root=root, config=config, seed=seed, **overrides)
     if as_json:
-        print(json.dumps(report.as_dict(), indent=2))
-    else:
-        print_end(report)
+        return Result(report.as_dict(), _failure(report))
+    print_end(report)
     return 0 if report.passed else 1
+
+
+def _failure(report: VerifyReport) -> OnboardError | None:
+    failure = report.first_failure
+    return OnboardError(f"the logits leave their tolerance after {failure.transform}") if failure else None
 
 
 def _verify(model: str, on_check: Callable[[VerifyReport], None] | None, **settings: Any) -> VerifyReport:

@@ -59,6 +59,18 @@ def exclusive(work_dir: Path, *, waiting: Callable[[], None]) -> Iterator[None]:
         _remove_empty([work_dir, lock_file.parent, *made])
 
 
+def is_held(work_dir: Path) -> bool:
+    """Tell whether a run has a model's lock now; a file that a killed run left is not held."""
+    lock_file = work_dir.with_name(f"{work_dir.name}.lock")
+    if not lock_file.exists():
+        return False
+    try:
+        with FileLock(lock_file, timeout=0):
+            return False
+    except (Timeout, OSError):
+        return True
+
+
 def _acquire(lock_file: Path, waiting: Callable[[], None]) -> FileLock:
     lock = FileLock(lock_file)
     for attempt in range(100):

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from onboard.errors import OnboardError
 
-Status = Literal["running", "done", "failed"]
+Status = Literal["running", "done", "failed", "interrupted"]
 STATE_FILE = "state.json"
 
 
@@ -67,6 +67,14 @@ class RunState(_Record):
         artifacts = [item for phase in self.phases.values() for item in phase.artifacts.items()]
         left = {made.path: [made.sha256] for name, made in artifacts if name != "config" and made.sha256}
         return self.model_copy(update={"written": left})
+
+    def at_rest(self) -> RunState:
+        """Return the state for showing when nothing runs: what it says to be running was interrupted."""
+        stopped = {
+            name: record.model_copy(update={"status": "interrupted"}) if record.status == "running" else record
+            for name, record in self.phases.items()
+        }
+        return self.model_copy(update={"phases": stopped})
 
     def text(self) -> str:
         """Return the state as JSON."""

@@ -321,7 +321,7 @@ def test_hub_refuses(hub: HubServer, arguments: list[str], code: int, message: s
     assert_one_line(process.stderr, message)
     document = json.loads(process.stdout)
     assert document["status"] == "failed"
-    assert message in document["error"]
+    assert message in document["error"]["message"]
     assert tree(root) == before
 
 

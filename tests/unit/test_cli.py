@@ -218,6 +218,8 @@ def test_a_model_with_the_name_of_a_command(engine: dict[str, Any], name: str) -
 def test_json_is_all_of_stdout(engine: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["org/name", "--root", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
+        "schema": 1,
+        "command": "model",
         "model": "org/name",
         "status": "done",
         "phases": [
@@ -256,7 +258,10 @@ def test_failures(
     captured = capsys.readouterr()
     assert captured.err.strip().splitlines()[-1] == line
     assert "Traceback" not in captured.err
-    assert json.loads(captured.out)["error"] == (str(error) or "interrupted")
+    problem = json.loads(captured.out)["error"]
+    said = line.removeprefix("onboard: ").removesuffix(". Run with --debug for the traceback")
+    assert ". ".join(filter(None, (problem["message"], problem["hint"]))) == said
+    assert problem["exit_code"] == code
     arguments = ["org/name", "--root", str(tmp_path)]
     assert main.run(arguments) == code
     assert "resume" not in capsys.readouterr().err  # there is nothing to resume
@@ -271,8 +276,9 @@ def test_failures(
 def test_json_of_what_fails_before_the_first_phase(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["/no/such", "--json"]) == 2
     document = json.loads(capsys.readouterr().out)
-    assert document.pop("error").startswith("there is no folder '/no/such'")
-    assert document == {"model": "/no/such", "status": "failed", "phases": [], "artifacts": {}}
+    assert document["error"]["message"] == "there is no folder '/no/such'"
+    assert document["status"] == "failed"
+    assert (document["model"], document["phases"], document["artifacts"]) == ("/no/such", [], {})
 
 
 def test_ctrl_c(tmp_path: Path) -> None:
@@ -313,7 +319,7 @@ def test_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "survey: it broke" in table
     assert "3.2" in table
     assert main.run(["status", "--root", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["org--name"]["phases"]["gather"]["status"] == "done"
+    assert json.loads(capsys.readouterr().out)["models"]["org--name"]["phases"]["gather"]["status"] == "done"
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

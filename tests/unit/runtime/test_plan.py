@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from onboard.cli.documents import PlanDocument
 from onboard.cli.main import run
 from onboard.cli.plan import gib, parse_size
 from onboard.config import RuntimeConfig
@@ -130,6 +131,7 @@ def test_the_command_says_what_fits(tmp_path: Path, capsys: pytest.CaptureFixtur
     arguments = ["--gpu", "80GiB", "--context", "128", "--batch", "2"]
     assert run(["plan", checkpoint, *arguments, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
+    PlanDocument.model_validate(document)
     assert document["limits"]["max_batch_size"] == 2
     assert document["memory"] == 80 * 2**30
     assert document["total"] <= document["memory"]

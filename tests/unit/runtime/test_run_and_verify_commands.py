@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import typer
 
+from onboard.cli import main
+from onboard.cli.documents import RunDocument, VerifyDocument
 from onboard.cli.run import run
 from onboard.cli.verify import print_row, verify
 from onboard.errors import UsageError
@@ -27,9 +29,10 @@ def _invoke(command: Any, *words: object) -> Any:
 
 def test_run_prints_one_document_and_nothing_else_on_stdout(llama: Tiny, capsys: Capture) -> None:
     options = ["--root", llama.root, "--device", "cpu", "--max-tokens", 5, "--token-ids", "1,2,3", "--json"]
-    _invoke(run, llama.checkpoint, *options)
+    assert main.run(["run", str(llama.checkpoint), *map(str, options)]) == 0
     printed = capsys.readouterr()
     document = json.loads(printed.out)
+    RunDocument.model_validate(document)
     assert [output["outputs"][0]["token_ids"] for output in document["outputs"]] == [llama.greedy([1, 2, 3], 5)]
     assert document["stats"]["generated_tokens"] == 5
     assert "5 tokens in" in printed.err
@@ -76,8 +79,10 @@ def test_verify_prints_a_row_for_each_transform_and_exits_by_the_verdict(
     assert not any(row.startswith("insert_cached_ssm_attention ") for row in rows), "it matched nothing"
     assert " more transforms matched nothing in this model" in printed.out
     monkeypatch.setattr(verification, "FLOAT32_TOLERANCE", 1e-12)
-    assert _invoke(verify, *options, "--json") == 1
+    assert main.run(["verify", *map(str, options), "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
+    VerifyDocument.model_validate(report)
+    assert report["error"]["message"] == "the logits leave their tolerance after build_model"
     assert not report["passed"]
     assert report["first_failure"] == "build_model"
 

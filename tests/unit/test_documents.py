@@ -1,0 +1,99 @@
+"""What --json prints: of one shape, whatever the command and however it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onboard.cli import main
+from onboard.cli.documents import MODELS, Document, render
+from onboard.cli.result import Result
+from onboard.errors import EXIT_CODES, OnboardError, UsageError
+from onboard.workflow import zoo
+
+DOCS = (Path(__file__).resolve().parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+Capture = pytest.CaptureFixture[str]
+
+
+def document(words: list[str], code: int, capsys: Capture) -> Any:
+    """Run a command; its document has to be all of stdout and to be valid."""
+    assert main.run([*words, "--json"]) == code
+    found = json.loads(capsys.readouterr().out)
+    own = {name: found[name] for name in ("schema", "command", "status", "error")}
+    problem = Document.model_validate(own).error
+    assert (problem.exit_code if problem else 0) == code
+    assert (own["status"] == "done") == (problem is None) == (code == 0)
+    if len(found) > len(own) or problem is None:
+        MODELS[found["command"]].model_validate(found)
+    return found
+
+
+@pytest.mark.parametrize("command", sorted(MODELS))
+def test_a_wrong_option_is_a_document_too(command: str, capsys: Capture) -> None:
+    found = document([command, "--nonesuch"], 2, capsys)
+    assert found["command"] == command
+    assert found["error"]["message"] == "No such option: --nonesuch"
+    assert found["error"]["hint"].endswith("--help")
+
+
+def test_a_model_that_does_not_exist(capsys: Capture) -> None:
+    found = document(["./nonesuch"], 2, capsys)
+    assert (found["command"], found["model"], found["phases"]) == ("model", "./nonesuch", [])
+
+
+def test_every_command_that_has_a_document_is_here() -> None:
+    names = {command.name for command in main.app.registered_commands}
+    assert names == set(MODELS)
+
+
+def test_status_and_doctor(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ".onboard" / "org--name"
+    folder.mkdir(parents=True)
+    phases = {"gather": {"status": "running", "input_hash": "0"}}
+    (folder / "state.json").write_text(json.dumps({"model": "org/name", "phases": phases}))
+    found = document(["status", "--root", str(tmp_path)], 0, capsys)
+    assert found["models"]["org--name"]["phases"]["gather"]["status"] == "interrupted"
+    monkeypatch.setattr("onboard.cli.doctor._PACKAGES", ("pydantic",))
+    assert document(["doctor"], 0, capsys)["facts"]["pydantic"]
+
+
+def test_check(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    drift = zoo.Drift(tmp_path / "models" / "x.py", "new", "old")
+    monkeypatch.setattr(zoo, "load_zoo", lambda root: {"good": None, "bad": None})
+    monkeypatch.setattr(zoo, "drifts", lambda family, *_: [drift] if family == "bad" else [])
+    found = document(["check", "--root", str(tmp_path)], 1, capsys)
+    assert found["drifted"] == {"good": [], "bad": ["models/x.py"]}
+    assert document(["check", "good", "--root", str(tmp_path)], 0, capsys)["drifted"] == {"good": []}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "problem"),
+    [
+        (None, "done", None),
+        (UsageError("a", hint="b"), "failed", {"message": "a", "hint": "b", "exit_code": 2}),
+        (KeyboardInterrupt(), "interrupted", {"message": "interrupted", "hint": "", "exit_code": 130}),
+        (
+            ValueError("a\nb"),
+            "failed",
+            {"message": "internal error: ValueError: a b", "hint": "", "exit_code": 1},
+        ),
+    ],
+)
+def test_the_head(error: BaseException | None, status: str, problem: Any) -> None:
+    found = json.loads(render("run", Result({"model": "m", "status": "mine"}, error)))
+    assert found == {"schema": 1, "command": "run", "status": status, "error": problem, "model": "m"}
+
+
+def test_the_page_has_every_field_and_code() -> None:
+    for name, model in MODELS.items():
+        heading = next(line for line in DOCS.splitlines() if line.startswith("## ") and f"`{name}`" in line)
+        part = DOCS.split(heading)[1].split("\n## ")[0]
+        own = model.model_fields.keys() - Document.model_fields.keys()
+        assert [field for field in own if f"`{field}`" not in part] == [], name
+    for code, meaning in EXIT_CODES.items():
+        assert f"| {code} | {meaning} |" in DOCS
+    for kind in OnboardError.__subclasses__():
+        assert kind.exit_code in EXIT_CODES
