@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from onboard.errors import UsageError
 
@@ -94,6 +94,18 @@ class RuntimeConfig(StrictModel):
     """Random weights instead of the checkpoint's."""
     transforms: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Overrides of the pipeline, by transform key."""
+
+
+def with_settings(config: RuntimeConfig, settings: Mapping[str, Any] | None) -> RuntimeConfig:
+    """Return a configuration in which `settings`, nested as it is, replace single fields; raise `UsageError`."""
+    if not settings:
+        return config
+    try:
+        return RuntimeConfig.model_validate(deep_merge(config.model_dump(exclude_unset=True), settings))
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{path} is {first['input']!r}: {first['msg']}") from None
 
 
 def deep_merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from onboard.config import RuntimeConfig
+from onboard.config import RuntimeConfig, with_settings
 from onboard.content import content_path
 from onboard.errors import UsageError
 from onboard.graph.architecture import decoder_config, text_config
@@ -47,10 +47,17 @@ class Subject:
 
 @contextmanager
 def open_subject(
-    model: str, root: Path, *, config: Path | None, overrides: Mapping[str, Any], random_weights: bool
+    model: str,
+    root: Path,
+    *,
+    config: Path | None,
+    overrides: Mapping[str, Any],
+    random_weights: bool,
+    settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Subject]:
     """Open an id, a folder, a registered name, or a file such as config.json, which has no weights.
 
+    `settings` replace single fields of its configuration.
     A model without a generated file is measured as transformers' own module, which is a fact. Raises `UsageError`.
     """
     path = Path(model).expanduser()
@@ -62,6 +69,7 @@ def open_subject(
             read_config_file(Path(scratch))
         source = scratch if path.is_file() else model
         runtime = resolve_config(source, root, config, {**overrides, "skip_loading_weights": random_weights})
+        runtime = with_settings(runtime, settings)
         yield _subject(model, find_checkpoint(runtime), runtime, root)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +15,12 @@ from onboard.cli import options
 from onboard.cli.names import check_config, registered_names
 from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.cli.result import Result
+from onboard.cli.settings import settings_of
 from onboard.errors import UsageError
 from onboard.hub import go_offline
 
 if TYPE_CHECKING:
+    from onboard.bench.subject import Subject
     from onboard.bench.suite import Report, Settings
 
 _DEFAULTS = {"cuda": ("1,8,32,64,128", "128,1024,8192", 129), "cpu": ("1,4", "64", 17)}
@@ -52,8 +55,11 @@ def bench(
     output: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where the pictures go.", show_default="under the root")
     ] = None,
+    revision: options.Revision = None,
+    set_: options.Set = None,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
+    debug: options.Debug = False,
 ) -> Result | None:
     """Measure speed, beside what the hardware allows and transformers.
 
@@ -61,11 +67,13 @@ def bench(
     """
     if offline:
         go_offline()
+    own = settings_of(set_, revision=revision)
     overrides = {"device": device.value, "dtype": dtype.value, "mode": mode.value}
     with registered_names(model, root):
-        check_config(model, root, config, overrides, may_be_file=True)
+        check_config(model, root, config, overrides, own, may_be_file=True)
         settings = _settings(device.value, batch, context, output_len, repeats, compare, seed, profile)
-        report = _measure(model, root.expanduser(), config, overrides, random_weights, settings)
+        subject = _subject(model, root.expanduser(), config, overrides, random_weights, own)
+        report = _measure(subject, settings)
     return _show(report, output or _folder(root.expanduser(), model), as_json=as_json)
 
 
@@ -95,14 +103,19 @@ def _settings(
     return Settings(grid(sizes["batch"], sizes["context"], output_len or tokens), seed, repeats, peers, profile)
 
 
-def _measure(
-    model: str, root: Path, config: Path | None, overrides: dict[str, Any], random_weights: bool, settings: Settings
-) -> Report:
+def _subject(
+    model: str, root: Path, config: Path | None, overrides: dict[str, Any], random_weights: bool, own: dict[str, Any]
+) -> AbstractContextManager[Subject]:
     from onboard.bench.subject import open_subject
+
+    return open_subject(model, root, config=config, overrides=overrides, random_weights=random_weights, settings=own)
+
+
+def _measure(opened: AbstractContextManager[Subject], settings: Settings) -> Report:
     from onboard.bench.suite import run_suite
 
     _say(f"seed {settings.seed}")
-    with open_subject(model, root, config=config, overrides=overrides, random_weights=random_weights) as subject:
+    with opened as subject:
         return run_suite(subject, settings, _say)
 
 

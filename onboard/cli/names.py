@@ -15,16 +15,23 @@ _MOST = 8
 
 
 def check_config(
-    model: str, root: Path, config: Path | None, overrides: Mapping[str, Any], *, may_be_file: bool = False
+    model: str,
+    root: Path,
+    config: Path | None,
+    overrides: Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
+    *,
+    may_be_file: bool = False,
 ) -> None:
     """Raise `OnboardError` for a folder or a configuration that is none, before torch is imported for nothing.
 
     `may_be_file`: the model may be a config.json.
     """
+    from onboard.config import with_settings
     from onboard.hub import open_source
     from onboard.runtime.resolve import resolve_config
 
-    runtime = resolve_config(model, root.expanduser(), config, overrides)
+    runtime = with_settings(resolve_config(model, root.expanduser(), config, overrides), settings)
     if not (may_be_file and Path(model).expanduser().is_file()):
         open_source(runtime.model, revision=runtime.revision)
 

@@ -16,6 +16,7 @@ from onboard.cli import options
 from onboard.cli.names import check_config, registered_names
 from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.cli.result import Result
+from onboard.cli.settings import settings_of
 from onboard.errors import UsageError
 from onboard.hub import go_offline
 
@@ -46,6 +47,15 @@ def run(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")] = False,
     n: Annotated[int, typer.Option("-n", help="Outputs for each prompt.")] = 1,
+    stop_token_ids: Annotated[str | None, typer.Option(metavar="ID,ID,...", help="Tokens that end the output.")] = None,
+    logprobs: Annotated[int | None, typer.Option(help="Report this many log-probabilities a token (--json).")] = None,
+    max_seq_len: options.MaxSeqLen = None,
+    max_batch_size: options.MaxBatchSize = None,
+    kv_cache_dtype: options.KVCacheDType = None,
+    attn_backend: options.AttnBackend = None,
+    compile_backend: options.AnyCompileBackend = None,
+    revision: options.Revision = None,
+    set_: options.Set = None,
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="Round the same whatever else is in the batch; slower.")
     ] = False,
@@ -54,6 +64,7 @@ def run(
     ] = False,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
+    debug: options.Debug = False,
 ) -> Result | None:
     """Generate text with an onboarded model.
 
@@ -62,22 +73,20 @@ def run(
     if offline:
         go_offline()
     wanted = _prompts(prompts or [], token_ids or [])
-    params = _sampling_params(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        stop=stop,
-        ignore_eos=ignore_eos,
-        n=n,
-    )
+    sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    sampling |= {"seed": seed, "stop": stop, "ignore_eos": ignore_eos, "n": n, "logprobs": logprobs}
+    params = _sampling_params(**sampling, stop_token_ids=_parse_ids("stop-token-ids", stop_token_ids))
+    limits = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size, "revision": revision}
+    backends = {"attn_backend": attn_backend, "compile_backend": compile_backend}
+    settings = settings_of(set_, **limits, **backends, kv_cache_config__dtype=kv_cache_dtype)
     overrides = {"device": device.value, "dtype": dtype.value, "mode": mode.value, "batch_invariant": batch_invariant}
     with registered_names(model, root):
-        check_config(model, root, config, overrides)
-        llm = _load(model, root=root, config=config, strict=strict, **overrides)
-    outputs = _generate(llm, wanted, params)
+        check_config(model, root, config, overrides, settings)
+        llm = _load(model, root=root, config=config, strict=strict, settings=settings, **overrides)
+    return _answer(model, llm, _generate(llm, wanted, params), as_json=as_json)
+
+
+def _answer(model: str, llm: LLM, outputs: list[RequestOutput], *, as_json: bool) -> Result | None:
     for fact in llm.engine.facts:
         print(f"note: {fact}", file=sys.stderr)
     if as_json:
@@ -87,7 +96,7 @@ def run(
 
 
 def _prompts(texts: list[str], token_ids: list[str]) -> list[Prompt]:
-    prompts: list[Prompt] = [*texts, *map(_parse_ids, token_ids)]
+    prompts: list[Prompt] = [*texts, *(_parse_ids("token-ids", ids) for ids in token_ids)]
     if not prompts and not sys.stdin.isatty() and (text := sys.stdin.read().strip("\n")):
         prompts = [text]
     if not prompts:
@@ -95,11 +104,11 @@ def _prompts(texts: list[str], token_ids: list[str]) -> list[Prompt]:
     return prompts
 
 
-def _parse_ids(text: str) -> list[int]:
+def _parse_ids(option: str, text: str | None) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        return [int(part) for part in text.split(",")] if text else []
     except ValueError:
-        raise UsageError(f"--token-ids {text!r} is not a list of numbers", hint="Write it as 1,2,3") from None
+        raise UsageError(f"--{option} {text!r} is not a list of numbers", hint="Write it as 1,2,3") from None
 
 
 def _sampling_params(**values: Any) -> SamplingParams:

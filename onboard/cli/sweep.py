@@ -82,8 +82,11 @@ def sweep(
     entries, interrupted = _run(todo, _executor(executor, chosen, jobs, address))
     coverage = _coverage(todo, entries)
     written = todo.root if all_transformers and types is None and coverage.is_whole else None
-    error = KeyboardInterrupt() if interrupted else None
     _write(coverage, written, shown=not as_json)
+    return _end(coverage, KeyboardInterrupt() if interrupted else None, as_json=as_json)
+
+
+def _end(coverage: Coverage, error: KeyboardInterrupt | None, *, as_json: bool) -> Result | None:
     if as_json:
         return Result(coverage.model_dump(mode="json"), error)
     if error:

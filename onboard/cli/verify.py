@@ -12,6 +12,7 @@ from onboard.cli import options
 from onboard.cli.names import check_config, registered_names
 from onboard.cli.options import CompileBackendName, Device, DTypeName, ModeName
 from onboard.cli.result import Result
+from onboard.cli.settings import settings_of
 from onboard.errors import OnboardError
 from onboard.hub import go_offline
 
@@ -27,9 +28,12 @@ def verify(
     dtype: options.InDType = DTypeName.AUTO,
     compile_backend: options.CompileBackend = CompileBackendName.AUTO,
     mode: options.Mode = ModeName.GRAPH,
+    revision: options.Revision = None,
+    set_: options.Set = None,
     seed: Annotated[int | None, typer.Option(help="Of the prompts.", show_default="random")] = None,
     offline: options.Offline = False,
     as_json: options.AsJson = False,
+    debug: options.Debug = False,
 ) -> Result | int:
     """Compare with transformers after every transform.
 
@@ -37,6 +41,7 @@ def verify(
     """
     if offline:
         go_offline()
+    settings = settings_of(set_, revision=revision)
     overrides = {
         "device": device.value,
         "dtype": dtype.value,
@@ -44,8 +49,10 @@ def verify(
         "mode": mode.value,
     }
     with registered_names(model, root):
-        check_config(model, root, config, overrides)
-        report = _verify(model, None if as_json else print_row, root=root, config=config, seed=seed, **overrides)
+        check_config(model, root, config, overrides, settings)
+        report = _verify(
+            model, None if as_json else print_row, root=root, config=config, seed=seed, settings=settings, **overrides
+        )
     if as_json:
         return Result(report.as_dict(), _failure(report))
     print_end(report)

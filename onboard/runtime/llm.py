@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onboard.config import DType, Mode, RuntimeConfig
+from onboard.config import DType, Mode, RuntimeConfig, with_settings
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
 from onboard.hub import read_config
@@ -90,7 +90,8 @@ class LLM:
     or "transformers" runs transformers' own model, which need not be onboarded; `engine.facts` says what that loses.
     `batch_invariant=True` makes answers independent of what else is in the batch, bit for bit, or says why it cannot.
     `strict=True` makes an error of what is otherwise a fact: a fallback, a model file that is not the one whose tests
-    passed under `root`, a registered model whose run has not passed.
+    passed under `root`, a registered model whose run has not passed. `settings` replace single fields of the
+    configuration: `{"max_seq_len": 4096, "kv_cache_config": {"dtype": "float8_e4m3fn"}}`.
     """
 
     def __init__(
@@ -104,13 +105,15 @@ class LLM:
         mode: Mode = "graph",
         batch_invariant: bool = False,
         strict: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         if world_size > 1:
             raise UsageError(f"world_size is {world_size} and models run on one device", hint="Set it to 1")
         folder = Path.cwd() if root is None else Path(root).expanduser()
         overrides = {"device": device, "dtype": dtype, "world_size": world_size, "mode": mode}
         overrides["batch_invariant"] = batch_invariant
-        self.runtime: RuntimeConfig = resolve_config(str(model), folder, config, overrides)
+        resolved = resolve_config(str(model), folder, config, overrides)
+        self.runtime: RuntimeConfig = with_settings(resolved, settings)
         checkpoint = find_checkpoint(self.runtime)
         doubted = self._doubt(str(model), folder, checkpoint) if config is None else None
         if doubted and strict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from onboard.config import Mode, RuntimeConfig
+from onboard.config import Mode, RuntimeConfig, with_settings
 from onboard.errors import UsageError
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.invariants import uncached_mixers
@@ -99,6 +99,7 @@ def verify_model(
     seed: int | None = None,
     transforms: Sequence[BaseTransform[Any]] | None = None,
     on_check: Callable[[VerifyReport], None] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> VerifyReport:
     """Run the pipeline and check the model after every transform, on random prompts of different lengths.
 
@@ -108,7 +109,7 @@ def verify_model(
     """
     folder = Path.cwd() if root is None else Path(root).expanduser()
     overrides = {"device": device, "dtype": dtype, "compile_backend": compile_backend, "mode": mode}
-    runtime = resolve_config(str(model), folder, config, overrides)
+    runtime = with_settings(resolve_config(str(model), folder, config, overrides), settings)
     if runtime.skip_loading_weights:
         raise UsageError(
             "skip_loading_weights is set and random weights have nothing to be compared with", hint="Leave it out"
