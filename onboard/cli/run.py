@@ -73,7 +73,13 @@ def run(
     if offline:
         go_offline()
     wanted = _prompts(prompts or [], token_ids or [])
-    sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    sampling: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+    }
     sampling |= {"seed": seed, "stop": stop, "ignore_eos": ignore_eos, "n": n, "logprobs": logprobs}
     params = _sampling_params(**sampling, stop_token_ids=_parse_ids("stop-token-ids", stop_token_ids))
     limits = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size, "revision": revision}
