@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
 from onboard.errors import NoSuchModelError, OnboardError
@@ -173,6 +176,19 @@ class HubSource:
             return Path(snapshot_download(self.model, revision=revision, local_files_only=self.offline, **patterns))
         except (OSError, ValueError, HTTPError) as error:
             raise explain_hub_error(error, self) from error
+
+
+@contextmanager
+def as_folder(model: str) -> Iterator[str]:
+    """Yield what was given as a model; for a file such as config.json a folder that has it under that name."""
+    path = Path(model).expanduser()
+    if not path.is_file():
+        yield model
+        return
+    with TemporaryDirectory(prefix="onboard-") as folder:
+        shutil.copyfile(path, Path(folder, "config.json"))
+        read_config(Path(folder))
+        yield folder
 
 
 def open_source(model: str, *, revision: str | None = None, offline: bool = False) -> ModelSource:

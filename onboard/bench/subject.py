@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from onboard.config import RuntimeConfig, with_settings
@@ -15,7 +13,7 @@ from onboard.content import content_path
 from onboard.errors import UsageError
 from onboard.graph.architecture import decoder_config, text_config
 from onboard.graph.factory import read_config
-from onboard.hub import read_config as read_config_file
+from onboard.hub import as_folder
 from onboard.runtime.build import max_positions
 from onboard.runtime.resolve import find_checkpoint, resolve_config
 
@@ -60,14 +58,9 @@ def open_subject(
     `settings` replace single fields of its configuration.
     A model without a generated file is measured as transformers' own module, which is a fact. Raises `UsageError`.
     """
-    path = Path(model).expanduser()
-    with TemporaryDirectory(prefix="onboard-bench-") as scratch:
-        if path.is_file():
-            if not random_weights:
-                raise UsageError(f"{model} is a config without weights", hint="Add --random-weights")
-            shutil.copyfile(path, Path(scratch, "config.json"))
-            read_config_file(Path(scratch))
-        source = scratch if path.is_file() else model
+    if Path(model).expanduser().is_file() and not random_weights:
+        raise UsageError(f"{model} is a config without weights", hint="Add --random-weights")
+    with as_folder(model) as source:
         runtime = resolve_config(source, root, config, {**overrides, "skip_loading_weights": random_weights})
         runtime = with_settings(runtime, settings)
         yield _subject(model, find_checkpoint(runtime), runtime, root)

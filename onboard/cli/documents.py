@@ -111,6 +111,8 @@ class PlanDocument(Document):
     fits: bool
     limits: dict[str, int | None]
     largest_batches: list[dict[str, int]]
+    gpus_needed: dict[str, int | None]
+    """By kind of GPU: how many all sequences need, null for more than 64."""
     facts: list[str]
 
 

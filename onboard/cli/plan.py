@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,8 @@ from onboard.cli import options
 from onboard.cli.names import registered_names
 from onboard.cli.options import CacheDTypeName, DTypeName, ModeName
 from onboard.cli.result import Result
-from onboard.errors import ConsentRequiredError, UsageError
+from onboard.errors import ConsentRequiredError
+from onboard.gpu_kinds import Gpus, known_gpus, parse_gpus
 from onboard.hub import go_offline
 
 if TYPE_CHECKING:
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from onboard.config import RuntimeConfig
     from onboard.graph.plan import MemoryPlan
 
-_UNITS = {"gib": 2**30, "gb": 10**9, "mib": 2**20, "mb": 10**6, "tib": 2**40, "tb": 10**12}
-
 
 def plan(
-    model: options.Model,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A folder, an id, a name in the registry, or a config.json.")
+    ],
     gpu: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory of the GPU, as 80GiB.", show_default="this machine's")
+        str | None,
+        typer.Option(metavar="GPU", help="As H100, 4xH200 or 80GiB.", show_default="this machine's"),
     ] = None,
     dtype: options.InDType = DTypeName.AUTO,
     cache_dtype: Annotated[
@@ -54,25 +55,17 @@ def plan(
     """
     if offline:
         go_offline()
-    memory = None if gpu is None else parse_size(gpu)
+    gpus = None if gpu is None else parse_gpus(gpu)
     overrides = _overrides(dtype.value, mode.value, context, batch)
     with registered_names(model, root):
-        made, facts = _plan(model, root, memory, overrides, cache_dtype)
+        made, facts = _plan(model, root, gpus, overrides, cache_dtype)
     problem = _problem(model, made, batch)
     if as_json:
         return Result(_document(model, made, facts), problem)
+    _print(model, made, facts, problem)
     if problem:
         raise problem
-    _print(model, made, facts)
     return None
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes of a size such as 80GiB, 80GB or 40960MiB; a number alone is GiB."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
-    if found is None or (found[2] and found[2] not in _UNITS) or not float(found[1]):
-        raise UsageError(f"{text!r} is no size", hint="Write it as 80GiB, 80GB or 40960MiB")
-    return int(float(found[1]) * _UNITS[found[2] or "gib"])
 
 
 def _overrides(dtype: str, mode: str, context: int | None, batch: int | None) -> dict[str, Any]:
@@ -81,22 +74,26 @@ def _overrides(dtype: str, mode: str, context: int | None, batch: int | None) ->
 
 
 def _plan(
-    model: str, root: Path, memory: int | None, overrides: dict[str, Any], cache_dtype: CacheDTypeName | None
+    model: str, root: Path, gpus: Gpus | None, overrides: dict[str, Any], cache_dtype: CacheDTypeName | None
 ) -> tuple[MemoryPlan, list[str]]:
     from onboard.gpu import device_memory
-    from onboard.hub import open_source
+    from onboard.hub import as_folder, open_source
     from onboard.runtime.plan import plan_memory
     from onboard.runtime.resolve import resolve_config
 
     here = device_memory("auto")
     folder = root.expanduser()
-    runtime: RuntimeConfig = resolve_config(model, folder, None, overrides)
-    if cache_dtype is not None:
-        runtime.kv_cache_config.dtype = cache_dtype.value
-    checkpoint = open_source(runtime.model, revision=runtime.revision).files()
-    size = memory or (here.gpus[0].total if here.gpus else here.total)
-    on_gpu = memory is not None or bool(here.gpus)
-    return plan_memory(checkpoint, runtime, size, gpu=on_gpu, root=folder, model=model)
+    on_gpu = gpus is not None or bool(here.gpus)
+    count, size = gpus or Gpus(1, here.gpus[0].total if here.gpus else here.total)
+    with as_folder(model) as source:
+        runtime: RuntimeConfig = resolve_config(source, folder, None, overrides)
+        if cache_dtype is not None:
+            runtime.kv_cache_config.dtype = cache_dtype.value
+        checkpoint = open_source(runtime.model, revision=runtime.revision).files()
+        made, facts = plan_memory(checkpoint, runtime, size, gpu=on_gpu, root=folder, model=model)
+    if count > 1:
+        facts.append(f"weights and caches are split evenly over {count} GPUs here; onboard itself runs on one")
+    return made.over(count, size), facts
 
 
 def _problem(model: str, plan: MemoryPlan, batch: int | None) -> ConsentRequiredError | None:
@@ -105,13 +102,13 @@ def _problem(model: str, plan: MemoryPlan, batch: int | None) -> ConsentRequired
     if plan.left <= 0:
         return ConsentRequiredError(
             f"{model} does not fit in {memory}: it takes {gib(plan.fixed)} without any cache",
-            hint="Use a larger GPU or a smaller dtype",
+            hint=_way_to_fit(plan),
         )
     longest = plan.longest_context()
     if not plan.fits_one():
         return ConsentRequiredError(
             f"a sequence of {limits.max_seq_len:,} tokens does not fit in {memory} beside {model}",
-            hint=f"The longest that does has {longest:,}" if longest else "Use a larger GPU",
+            hint=f"The longest that does has {longest:,}" if longest else _way_to_fit(plan),
         )
     if batch is not None and not plan.fits():
         return ConsentRequiredError(
@@ -119,6 +116,16 @@ def _problem(model: str, plan: MemoryPlan, batch: int | None) -> ConsentRequired
             hint=f"At most {plan.largest_batch(limits.max_seq_len):,} do",
         )
     return None
+
+
+def _way_to_fit(plan: MemoryPlan) -> str:
+    """Return the smallest kind of GPU of which the fewest are enough, in words."""
+    needed = {name: count for name, size in known_gpus().items() if (count := plan.devices_needed(size))}
+    if not needed:
+        return "No known number of GPUs is enough for these sequences: ask for fewer or shorter ones"
+    fewest = min(needed.values())
+    name = next(name for name, count in needed.items() if count == fewest)
+    return f"These sequences need {fewest} x {name}" if fewest > 1 else f"One {name} is enough"
 
 
 def gib(size: float) -> str:
@@ -144,23 +151,35 @@ def _document(model: str, plan: MemoryPlan, facts: list[str]) -> dict[str, Any]:
         "total": plan.total,
         "fits": plan.fits(),
         "largest_batches": fits,
+        "gpus_needed": {name: plan.devices_needed(size) for name, size in known_gpus().items()},
         "facts": facts,
     }
 
 
-def _print(model: str, plan: MemoryPlan, facts: list[str]) -> None:
+def _print(model: str, plan: MemoryPlan, facts: list[str], problem: ConsentRequiredError | None) -> None:
     from rich.console import Console
     from rich.text import Text
 
     limits, console = plan.limits, Console(highlight=False)
     console.print(Text(f"{model}: {limits.max_batch_size:,} sequences of {limits.max_seq_len:,} tokens", style="bold"))
     console.print(_memory_table(plan))
-    if not plan.fits():
+    if not plan.fits() and problem is None:
         most = plan.largest_batch(limits.max_seq_len)
         console.print(f"Of these sequences {most:,} can be that long at a time; others wait.")
-    console.print(_fitting_table(plan))
+    if plan.left > 0:
+        console.print(_fitting_table(plan))
+    console.print(Text(_kinds(plan)))
     for fact in facts:
         console.print(Text(f"note: {fact}", style="dim"))
+
+
+def _kinds(plan: MemoryPlan) -> str:
+    """Return how many GPUs of each known kind all sequences need, in one sentence."""
+    counts = {name: plan.devices_needed(size) for name, size in known_gpus().items()}
+    words = ", ".join(f"{count} x {name}" for name, count in counts.items() if count)
+    limits = plan.limits
+    asked = f"{limits.max_batch_size:,} sequences of {limits.max_seq_len:,} tokens"
+    return f"GPUs for {asked}: {words or 'more than 64 of any kind'}"
 
 
 def _memory_table(plan: MemoryPlan) -> Table:

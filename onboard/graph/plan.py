@@ -155,6 +155,8 @@ class MemoryPlan:
     """Share of what is left that the caches may take."""
     positions: int
     """The longest context that the model has; the run's when its config does not say."""
+    devices: int = 1
+    """That the sizes are for, all together."""
 
     @property
     def limits(self) -> Limits:
@@ -206,6 +208,19 @@ class MemoryPlan:
         limits = replace(own, max_batch_size=batch, max_seq_len=context, snapshots=kept, max_tokens=None)
         per_sequence = self.graphs / self.limits.max_batch_size
         return replace(self, cache=replace(self.cache, limits=limits), graphs=round(per_sequence * batch))
+
+    def over(self, count: int, memory: int) -> MemoryPlan:
+        """Return the plan for `count` devices of `memory` bytes that share weights and caches evenly.
+
+        They count as one of all their memory. Tables, a step's tensors and what drivers hold are on each of them.
+        """
+        each = ("tables", "inputs", "activations", "graphs", "reserve")
+        sizes = {name: count * getattr(self, name) // self.devices for name in each}
+        return replace(self, memory=count * memory, devices=count, **sizes)
+
+    def devices_needed(self, memory: int) -> int | None:
+        """Return how many devices of `memory` bytes all sequences need: the least power of two, None above 64."""
+        return next((count for count in (1, 2, 4, 8, 16, 32, 64) if self.over(count, memory).fits()), None)
 
     def ladder(self) -> list[int]:
         """Return contexts to show: powers of two from 1,024 on, the longest that the model has, and that of the run."""

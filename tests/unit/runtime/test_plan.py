@@ -12,9 +12,10 @@ from transformers import AutoConfig
 
 from onboard.cli.documents import PlanDocument
 from onboard.cli.main import run
-from onboard.cli.plan import gib, parse_size
+from onboard.cli.plan import gib
 from onboard.config import RuntimeConfig
 from onboard.errors import UsageError
+from onboard.gpu_kinds import known_gpus, parse_gpus, parse_size
 from onboard.graph.plan import MemoryPlan
 from onboard.runtime.build import build_engine
 from onboard.runtime.plan import plan_memory
@@ -164,7 +165,8 @@ def test_what_does_not_fit_is_one_line_and_exit_code_3(
 ) -> None:
     assert run(["plan", str(_config(tmp_path, "llama")), *arguments]) == 3
     captured = capsys.readouterr()
-    assert captured.out == ""
+    assert "parameters" in captured.out
+    assert "GPUs for" in captured.out
     assert captured.err.count("\n") == 1
     assert said in captured.err
 
@@ -172,6 +174,41 @@ def test_what_does_not_fit_is_one_line_and_exit_code_3(
 def test_sizes() -> None:
     assert [parse_size(text) for text in ("80GiB", "80 gb", "0.5", "512MiB")] == [80 * 2**30, 80 * 10**9, 2**29, 2**29]
     assert [gib(size) for size in (80 * 2**30, 3 * 2**29, 2**20)] == ["80.0 GiB", "1.50 GiB", "1.00 MiB"]
-    for text in ("", "much", "80 apples", "0GiB"):
+    h200 = known_gpus()["H200"]
+    words = {
+        "h100": (1, known_gpus()["H100"]),
+        "4xH200": (4, h200),
+        "2 x 80GiB": (2, 80 * 2**30),
+        "24": (1, 24 * 2**30),
+    }
+    assert {text: tuple(parse_gpus(text)) for text in words} == words
+    for text in ("", "much", "80 apples", "0GiB", "0xH100", "4x"):
         with pytest.raises(UsageError):
-            parse_size(text)
+            parse_gpus(text)
+
+
+def test_several_gpus_share_weights_and_caches_and_nothing_else(tmp_path: Path) -> None:
+    plan, _ = plan_memory(_config(tmp_path, "llama"), RuntimeConfig(max_batch_size=4, max_seq_len=64), 2**33, gpu=True)
+    four = plan.over(4, 2**33)
+    own = plan.tables + plan.inputs + plan.activations + plan.reserve
+    assert (four.memory, four.fixed) == (4 * 2**33, plan.weights + 4 * own)
+    assert four.cache == plan.cache
+    assert four.over(1, 2**33) == plan
+    for memory in (plan.fixed // 2, plan.fixed + 2**20, 2**34):
+        count = plan.devices_needed(memory)
+        assert count == four.devices_needed(memory)
+        if count is None:
+            assert plan.reserve + plan.activations > memory * 0.5
+        else:
+            assert plan.over(count, memory).fits()
+            assert count == 1 or not plan.over(count // 2, memory).fits()
+
+
+def test_a_config_file_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = _config(tmp_path, "llama") / "config.json"
+    words = ["plan", "--gpu", "2xL4", "--context", "64", "--json"]
+    assert run([*words, str(file.rename(tmp_path / "shapes.json"))]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["memory"] == 2 * known_gpus()["L4"]
+    assert document["gpus_needed"]["H100"] == 1
+    assert any("split evenly over 2 GPUs" in fact for fact in document["facts"])

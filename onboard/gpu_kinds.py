@@ -1,0 +1,48 @@
+"""Kinds of GPUs that are known by name, and what a word such as `4xH200` stands for; no GPU is asked."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from onboard.errors import UsageError
+
+_FILE = Path(__file__).resolve().parent / "assets" / "gpus.yaml"
+_UNITS = {"gib": 2**30, "gb": 10**9, "mib": 2**20, "mb": 10**6, "tib": 2**40, "tb": 10**12}
+
+
+class Gpus(NamedTuple):
+    """A number of equal GPUs."""
+
+    count: int
+    memory: int
+    """Bytes of each."""
+
+
+@cache
+def known_gpus() -> dict[str, int]:
+    """Return bytes of memory by the name of a kind, ascending."""
+    import yaml
+
+    kinds = {name: size * 2**20 for name, size in yaml.safe_load(_FILE.read_text(encoding="utf-8")).items()}
+    return dict(sorted(kinds.items(), key=lambda item: item[1]))
+
+
+def parse_gpus(text: str) -> Gpus:
+    """Return what H100, 4xH200, 80GiB or 2x80GB stand for; raise `UsageError` for anything else."""
+    count, kind = re.fullmatch(r"(?:(\d+)\s*[xX*]\s*)?(.*)", text.strip(), re.DOTALL).groups()  # type: ignore[union-attr]
+    if count is not None and int(count) == 0:
+        raise UsageError(f"--gpu {text!r} is no GPU", hint="Write it as 4xH200")
+    names = {name.lower(): size for name, size in known_gpus().items()}
+    return Gpus(int(count or 1), names.get(kind.lower()) or parse_size(kind))
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as 80GiB, 80GB or 40960MiB; a number alone is GiB."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if found is None or (found[2] and found[2] not in _UNITS) or not float(found[1]):
+        hint = f"Write it as 80GiB, 80GB or 40960MiB, or as one of {', '.join(known_gpus())}"
+        raise UsageError(f"{text!r} is neither a size nor a known GPU", hint=hint)
+    return int(float(found[1]) * _UNITS[found[2] or "gib"])
