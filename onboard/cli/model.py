@@ -13,6 +13,7 @@ import typer
 
 from onboard.cli.options import Device, DTypeName, InDType, ModeName, Offline, OnDevice
 from onboard.cli.result import Result
+from onboard.cli.terminal import shown
 from onboard.errors import OnboardError
 from onboard.hub import go_offline
 
@@ -129,19 +130,39 @@ class ModelRun:
         for replaced in self.context.files.replaced if self.context is not None else ():
             print(f"{replaced.diff}\n{replaced.path} was replaced, the old file is {replaced.backup}", file=sys.stderr)
         if self.options.dry_run:
-            for file in self._pending():
-                print(file["diff"] or f"{file['path']}: unchanged")
+            _print_pending(self._pending())
         elif error is not None:
             if self.context is not None and self.context.work_dir.exists():
                 print(f"resume with: {resume_command(sys.argv[1:])}", file=sys.stderr)
         elif self.outcome is not None:
             _print_artifacts(self.outcome.document()["artifacts"])
 
-    def _pending(self) -> list[dict[str, str]]:
+    def _pending(self) -> list[dict[str, Any]]:
+        """Return the files that would be written: the user's first, then those that only record the run."""
         if self.context is None:
             return []
-        files, root = self.context.files, self.context.root
-        return [{"path": str(path), "diff": files.diff(path, root)} for path in files.pending]
+        files, root, internal = self.context.files, self.context.root, self.context.work_dir
+        paths = sorted(files.pending, key=lambda path: path.is_relative_to(internal))
+        return [
+            {"path": str(path), "diff": files.diff(path, root), "internal": path.is_relative_to(internal)}
+            for path in paths
+        ]
+
+
+def _print_pending(files: list[dict[str, Any]]) -> None:
+    """Print how much of each file would change, and of files that do not only record the run what."""
+    for file in files:
+        print(f"{_changes(file['diff']):>14}  {file['path']}")
+    for file in files:
+        if file["diff"] and not file["internal"]:
+            print(f"\n{file['diff']}")
+
+
+def _changes(diff: str) -> str:
+    """Return the numbers of lines that a diff adds and takes away, as git's --stat does."""
+    lines = diff.splitlines()[2:]
+    counts = {sign: sum(line.startswith(sign) for line in lines) for sign in "+-"}
+    return " ".join(f"{sign}{count}" for sign, count in counts.items() if count) or "unchanged"
 
 
 def _is_known(model_type: object) -> bool:
@@ -156,7 +177,7 @@ def _print_artifacts(artifacts: dict[str, str]) -> None:
     if "run" in artifacts:
         for record in json.loads(Path(artifacts["run"]).read_text(encoding="utf-8"))["runs"]["full"]["prompts"]:
             if record["prompt"] is not None:  # token ids of a checkpoint without a tokenizer say nothing
-                print(f"> {record['prompt']}\n{record['output'].strip()}\n")
+                print(shown(f"> {record['prompt']}\n{record['output'].strip()}\n"))
     width = max(map(len, artifacts), default=0)
     print("\n".join(f"{name:<{width}}  {path}" for name, path in artifacts.items()))
     if "report_html" in artifacts:

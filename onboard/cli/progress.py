@@ -1,4 +1,4 @@
-"""Progress on stderr: a spinner on a terminal, one plain line a phase otherwise."""
+"""Progress on stderr: a spinner and the time on a terminal, one plain line a phase otherwise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from rich.progress import Progress
 
     from onboard.workflow.engine import Observer
     from onboard.workflow.outcome import PhaseOutcome
@@ -41,10 +41,10 @@ class PlainObserver:
 
 @dataclass
 class TerminalObserver:
-    """Shows a spinner beside the phase that runs, above it those that ended."""
+    """Shows the phase that runs and for how long, above it those that ended."""
 
     console: Console
-    spinner: Status | None = field(default=None, init=False)
+    spinner: Progress | None = field(default=None, init=False)
 
     def waiting(self) -> None:
         """Say why nothing happens."""
@@ -60,8 +60,12 @@ class TerminalObserver:
         self.console.print(describe(outcome), style=_STYLES[outcome.status], markup=False)
 
     def _spin(self, text: str) -> None:
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
         self._stop()
-        self.spinner = self.console.status(text)
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self.spinner = Progress(*columns, console=self.console, transient=True)
+        self.spinner.add_task(text, total=None)
         self.spinner.start()
 
     def _stop(self) -> None:

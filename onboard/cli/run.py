@@ -17,6 +17,7 @@ from onboard.cli.names import check_config, registered_names
 from onboard.cli.options import Device, DTypeName, ModeName
 from onboard.cli.result import Result
 from onboard.cli.settings import settings_of
+from onboard.cli.terminal import shown
 from onboard.errors import UsageError
 from onboard.hub import go_offline
 
@@ -73,15 +74,9 @@ def run(
     if offline:
         go_offline()
     wanted = _prompts(prompts or [], token_ids or [])
-    sampling: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-    }
-    sampling |= {"seed": seed, "stop": stop, "ignore_eos": ignore_eos, "n": n, "logprobs": logprobs}
-    params = _sampling_params(**sampling, stop_token_ids=_parse_ids("stop-token-ids", stop_token_ids))
+    chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed}
+    chosen |= {"max_tokens": max_tokens, "stop": stop, "ignore_eos": ignore_eos, "n": n, "logprobs": logprobs}
+    params = _sampling_params(**chosen, stop_token_ids=_parse_ids("stop-token-ids", stop_token_ids))
     limits = {"max_seq_len": max_seq_len, "max_batch_size": max_batch_size, "revision": revision}
     backends = {"attn_backend": attn_backend, "compile_backend": compile_backend}
     settings = settings_of(set_, **limits, **backends, kv_cache_config__dtype=kv_cache_dtype)
@@ -154,10 +149,11 @@ def _generate(llm: LLM, prompts: list[Prompt], params: SamplingParams) -> list[R
 def _progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Show a bar (without a total: a pulse) on stderr while the block runs, on a terminal only."""
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(label, total=total)
         yield lambda completed: progress.update(task, completed=completed)
 
@@ -175,9 +171,9 @@ def _print_outputs(outputs: list[RequestOutput]) -> None:
     """Print the texts alone; with several prompts each under its prompt. Without a tokenizer: the token ids."""
     for output in outputs:
         if len(outputs) > 1:
-            print(f"> {output.prompt if output.prompt is not None else _ids(output.prompt_token_ids)}")
+            print(f"> {shown(output.prompt) if output.prompt is not None else _ids(output.prompt_token_ids)}")
         for completion in output.outputs:
-            print(completion.text or _ids(completion.token_ids))
+            print(shown(completion.text) or _ids(completion.token_ids))
         if len(outputs) > 1:
             print()
 

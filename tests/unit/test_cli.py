@@ -15,6 +15,7 @@ import pytest
 from onboard import __version__
 from onboard.cli import main
 from onboard.cli.model import ModelRun, resume_command
+from onboard.cli.terminal import escaped
 from onboard.errors import ConsentRequiredError, NotCausalError, OnboardError
 from onboard.workflow.engine import Engine
 from onboard.workflow.outcome import PhaseOutcome, RunOutcome
@@ -361,3 +362,33 @@ def test_a_model_that_is_not_translated_may_run_as_it_is(
     assert found.exit_code == error.exit_code
     assert ("onboard run org/model --mode hf" in str(found)) == offered
     assert str(found).startswith(str(error).rstrip("."))
+
+
+def test_a_dry_run_shows_the_users_files_first_and_no_diff_of_records(
+    engine: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = Engine.run
+
+    def run(self: Engine, context: RunContext, **arguments: Any) -> RunOutcome:
+        context.files.write(context.artifact("tests.json"), "one\ntwo\n")
+        (context.root / "model.py").write_text("old\nkept\n")
+        context.files.write(context.root / "model.py", "new\nkept\nmore\n")
+        return inner(self, context, **arguments)
+
+    monkeypatch.setattr(Engine, "run", run)
+    arguments = ["org/name", "--root", str(tmp_path), "--dry-run"]
+    assert main.run(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[:2]] == [
+        ["+2", "-1", str(tmp_path / "model.py")],
+        ["+2", str(tmp_path / ".onboard" / "org--name" / "tests.json")],
+    ]
+    assert "+more" in lines
+    assert "+two" not in lines
+    assert main.run([*arguments, "--json"]) == 0
+    files = json.loads(capsys.readouterr().out)["files"]
+    assert [file["internal"] for file in files] == [False, True]
+
+
+def test_a_terminal_gets_no_commands_of_a_model() -> None:
+    assert escaped("a\x1b[31mb\n\tc\x07\x9b\u202e é 日 🙂") == "a\\x1b[31mb\n\tc\\x07\\x9b\\u202e é 日 🙂"
