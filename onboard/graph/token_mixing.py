@@ -52,14 +52,20 @@ class TokenMixing:
 @torch.no_grad()
 def token_mixing(gm: fx.GraphModule, device: torch.device) -> TokenMixing | None:
     """Return the first node that mixes the tokens of a row outside of the canonical ops, None when there is none."""
-    shape = next((node.meta["val"].shape for node in placeholders(gm) if node.target == "input_ids"), ())
-    symbols = [size.node.expr for size in shape if isinstance(size, torch.SymInt)]
+    symbols = _symbols(gm, "input_ids")
     if len(symbols) != 2:
         return None  # a graph of one fixed size has no rows
+    symbols += _symbols(gm, "logits_gather_indices")
     for start in range(0, _ROW, _PIECE):
         if (culprit := _Probe(gm, device, symbols, start).run()) is not None:
             return TokenMixing(culprit)
     return _counting(gm, symbols)
+
+
+def _symbols(gm: fx.GraphModule, name: str) -> list[Any]:
+    """Return the sizes of an input that are not fixed."""
+    shape = next((node.meta["val"].shape for node in placeholders(gm) if node.target == name), ())
+    return [size.node.expr for size in shape if isinstance(size, torch.SymInt)]
 
 
 def _counting(gm: fx.GraphModule, symbols: list[Any]) -> TokenMixing | None:
@@ -86,7 +92,7 @@ class _Probe:
     gm: fx.GraphModule
     device: torch.device
     symbols: list[Any]
-    """Batch and length, as sizes in the graph name them."""
+    """Batch and length, as sizes in the graph name them; last, where logits are gathered, the number of them."""
     start: int
     """Where the piece begins."""
     far: int = 1
@@ -162,7 +168,7 @@ class _Probe:
         """Return the shape of a value over one row of that length."""
         if not isinstance(leaf, torch.Tensor):
             return None
-        known = dict(zip(self.symbols, (1, length), strict=True))
+        known = dict(zip(self.symbols, (1, length, length), strict=False))
         sizes = [size.node.expr.xreplace(known) if isinstance(size, torch.SymInt) else size for size in leaf.shape]
         return torch.Size(map(int, sizes)) if all(getattr(size, "is_number", True) for size in sizes) else None
 

@@ -202,3 +202,29 @@ def test_weights_need_not_be_loaded() -> None:
     with torch.device("meta"):
         gm = exported(Model(conv), "meta")
     assert "pad" in str(token_mixing(gm, torch.device("cpu")))
+
+
+class Gathered(nn.Module):
+    def __init__(self, after: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, WIDTH)
+        self.head = nn.Linear(WIDTH, 40)
+        self.after = after
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, logits_gather_indices: Tensor) -> Tensor:
+        hidden = self.embed(input_ids) + position_ids[..., None]
+        return self.after(self.head(ops.gather_logits_before_lm_head(hidden[:1], logits_gather_indices)))
+
+
+def test_the_weight_of_the_logits_is_not_made_up_and_mixing_after_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+    rand = torch.rand
+    monkeypatch.setattr(torch, "rand", lambda shape, **options: made.append(tuple(shape)) or rand(shape, **options))
+    for after, mixes in ((torch.tanh, False), (lambda logits: logits - logits.amax(1, keepdim=True), True)):
+        model = Gathered(after).eval().requires_grad_(False)
+        ids, few = torch.zeros(2, 7, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+        inputs = {"input_ids": ids, "position_ids": ids, "logits_gather_indices": few}
+        shapes = {name: dict.fromkeys(range(value.dim()), Dim.DYNAMIC) for name, value in inputs.items()}
+        gm = export_to_graph(model, inputs, shapes, torch.device("cpu"))
+        assert (token_mixing(gm, torch.device("cpu")) is not None) == mixes
+    assert (40, WIDTH) not in made
