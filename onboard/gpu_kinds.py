@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from onboard.errors import UsageError
 
@@ -13,7 +13,8 @@ _FILE = Path(__file__).resolve().parent / "assets" / "gpus.yaml"
 _UNITS = {"gib": 2**30, "gb": 10**9, "mib": 2**20, "mb": 10**6, "tib": 2**40, "tb": 10**12}
 
 
-class Gpus(NamedTuple):
+@dataclass(frozen=True)
+class Gpus:
     """A number of equal GPUs."""
 
     count: int

@@ -84,16 +84,16 @@ def _plan(
     here = device_memory("auto")
     folder = root.expanduser()
     on_gpu = gpus is not None or bool(here.gpus)
-    count, size = gpus or Gpus(1, here.gpus[0].total if here.gpus else here.total)
+    asked = gpus or Gpus(1, here.gpus[0].total if here.gpus else here.total)
     with as_folder(model) as source:
         runtime: RuntimeConfig = resolve_config(source, folder, None, overrides)
         if cache_dtype is not None:
             runtime.kv_cache_config.dtype = cache_dtype.value
         checkpoint = open_source(runtime.model, revision=runtime.revision).files()
-        made, facts = plan_memory(checkpoint, runtime, size, gpu=on_gpu, root=folder, model=model)
-    if count > 1:
-        facts.append(f"weights and caches are split evenly over {count} GPUs here; onboard itself runs on one")
-    return made.over(count, size), facts
+        made, facts = plan_memory(checkpoint, runtime, asked.memory, gpu=on_gpu, root=folder, model=model)
+    if asked.count > 1:
+        facts.append(f"weights and caches are split evenly over {asked.count} GPUs here; onboard itself runs on one")
+    return made.over(asked.count, asked.memory), facts
 
 
 def _problem(model: str, plan: MemoryPlan, batch: int | None) -> ConsentRequiredError | None:

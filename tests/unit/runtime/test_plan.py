@@ -15,7 +15,7 @@ from onboard.cli.main import run
 from onboard.cli.plan import gib
 from onboard.config import RuntimeConfig
 from onboard.errors import UsageError
-from onboard.gpu_kinds import known_gpus, parse_gpus, parse_size
+from onboard.gpu_kinds import Gpus, known_gpus, parse_gpus, parse_size
 from onboard.graph.plan import MemoryPlan
 from onboard.runtime.build import build_engine
 from onboard.runtime.plan import plan_memory
@@ -181,7 +181,7 @@ def test_sizes() -> None:
         "2 x 80GiB": (2, 80 * 2**30),
         "24": (1, 24 * 2**30),
     }
-    assert {text: tuple(parse_gpus(text)) for text in words} == words
+    assert {text: parse_gpus(text) for text in words} == {text: Gpus(*pair) for text, pair in words.items()}
     for text in ("", "much", "80 apples", "0GiB", "0xH100", "4x"):
         with pytest.raises(UsageError):
             parse_gpus(text)
