@@ -47,7 +47,7 @@ CHOICES = {
 
 _ATTENTION = ("attention", "cached_attention", "block_attention", "mla", "cached_mla", "sparse", "cached_sparse",
               "indexer", "cached_indexer", "block_indexer", "sparse_attention", "relative_attention",
-              "dynamic_mask")  # fmt: skip
+              "dynamic_mask", "gated_pool", "compressed_attention")  # fmt: skip
 _RECURRENCES = ("causal_conv", "cached_causal_conv", "ssm", "cached_ssm", "delta_rule", "cached_delta_rule", "kda",
                 "lightning", "linear_recurrence", "mlstm", "token_shift", "wkv", "state")  # fmt: skip
 _LAYERS = ("activation", "norm", "wide_norm", "rope", "linear", "moe", "router", "fused_moe", "fused",
@@ -65,7 +65,7 @@ AREAS = {
             "attention",
             _ops(_ATTENTION),
             ("ops/test_op_cached_state.py", "ops/test_op_attention.py", "ops/test_op_cached_attention.py",
-             "ops/test_op_sparse.py", "ops/test_float8_cache.py"),
+             "ops/test_op_sparse.py", "ops/test_op_compressed.py", "ops/test_float8_cache.py"),
         ),
         Area(
             "recurrences",

@@ -19,6 +19,7 @@ class KVPagedResource:
     head_dim: int
     dtype: torch.dtype
     page_size: int
+    """What a page holds: a key for each of its tokens, or fewer where a key stands for several."""
     sliding_window: int | None = None
     """Keys that a query sees; None: all. Old pages are kept, only never read again."""
 

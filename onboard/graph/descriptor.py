@@ -34,6 +34,8 @@ class CachedOpDescriptor(ABC):
     """Leading tensor arguments that the source and the cached operator share."""
     metadata: ClassVar[tuple[str, ...]]
     """Names of the `SequenceInfo` inputs that follow them."""
+    has_second_table: ClassVar[bool] = False
+    """The last cache may see farther back than the first: where its pages lie follows, a block table and slots."""
 
     def cached_op(self, backend: str) -> OpOverload:
         """Return a back end's cached operator."""

@@ -12,6 +12,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.descriptor import CachedOpDescriptor, source_nodes
 from onboard.graph.fx import add_placeholder, arguments, replace_with
 from onboard.graph.interface import cache_dtype, make_interface
+from onboard.graph.step_buffer import table_names
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo
 
 
@@ -72,6 +73,8 @@ def _swap(
         cache.add_cache(names[name], resource)
     paged_first = min(resources.values(), key=lambda each: each.by_sequence)
     inputs = cache.metadata_names(descriptor.metadata, paged_first)
+    if descriptor.has_second_table:
+        inputs += cache.metadata_names(table_names(0), list(resources.values())[-1])
     metadata = [add_placeholder(gm, name, cache.info.args[name]) for name in inputs]
     caches = [add_placeholder(gm, names[name], each.allocate(2, context.device)) for name, each in resources.items()]
     tensors = list(arguments(node).values())[: descriptor.num_tensors]

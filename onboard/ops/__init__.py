@@ -13,6 +13,8 @@
 | `torch_lightning_indexer` | `indexer.py` |
 | `torch_block_indexer`, `torch_cached_block_indexer` | `block_indexer.py` |
 | `torch_sparse_attention`, `torch_cached_sparse_attention` | `sparse_attention.py` |
+| `torch_gated_pool`, `torch_cached_gated_pool` | `gated_pool.py` |
+| `torch_compressed_attention`, `torch_cached_compressed_attention` | `compressed_attention.py` |
 | `torch_causal_conv1d` | `causal_conv.py` |
 | `torch_ssm`, `torch_selective_scan`, `torch_rmsnorm_gated` | `ssm.py` |
 | `torch_gated_delta_rule`, `torch_delta_rule` | `delta_rule.py` |

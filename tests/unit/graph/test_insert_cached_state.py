@@ -146,6 +146,20 @@ def _sparse() -> _Mixer:
     return _Mixer([(4, 5), (2, 5), (2, 3), (16, 3), (3,)], [], call)
 
 
+def _pool() -> _Mixer:
+    def call(values: Tensor, gates: Tensor, bias: Tensor) -> Tensor:
+        return ops.torch_gated_pool(values, gates, bias, True)
+
+    return _Mixer([(6,), (6,)], [torch.randn(2, 6)], call)
+
+
+def _compressed(window: int) -> _Mixer:
+    def call(q: Tensor, kv: Tensor, entries: Tensor, sinks: Tensor) -> Tensor:
+        return ops.torch_compressed_attention(q, kv, entries, None, 3, window, 0.4, sinks)
+
+    return _Mixer([(4, 5), (1, 5), (5,)], [torch.randn(4)], call)
+
+
 MIXERS = {
     "insert_cached_causal_conv": (_conv, {"conv_cache_0": (6, 6)}),
     "insert_cached_ssm_attention": (_ssm, {"ssm_cache_0": (4, 5, 3)}),
@@ -168,6 +182,11 @@ MIXERS = {
     "insert_cached_block_indexer": (
         _sparse,
         {"index_cache_0": (1, 4, 3), "k_cache_0": (2, 4, 5), "v_cache_0": (2, 4, 3)},
+    ),
+    "insert_cached_gated_pool": (_pool, {"value_cache_0": (1, 4, 6), "gate_cache_0": (1, 4, 6)}),
+    "insert_cached_compressed_attention": (
+        lambda: _compressed(4),
+        {"kv_cache_0": (1, 4, 5), "entry_cache_0": (1, 2, 5)},
     ),
     "insert_cached_lightning_indexer": (_indexed_mla, {"index_cache_0": (1, 4, 3), "mla_cache_0": (1, 4, 9)}),
 }
@@ -211,9 +230,11 @@ def test_the_cached_graph_computes_the_same(key: str) -> None:
             _apply(then, gm, context)
         gm.recompile()
         cache = context.cache
-        pages, rows = np.array([cache.allocator.take(4)]), []
+        pages, rows = np.array([[group.allocator.take(4)] for group in cache.groups]), []
         for start, end in ((0, 5), (5, 12), (12, 13), (13, 14)):
             span = np.array([start]), np.array([end - start])
+            for table, group in zip(pages, cache.groups, strict=True):
+                table[:, : group.first_key(start) // 4] = 0  # given up behind the last step
             cache.info.set_batch(ids[0, start:end].numpy(), *span, pages, slots=np.array([2]))
             rows.append(cache.call(gm)[0])
     assert info.num_matches == 1

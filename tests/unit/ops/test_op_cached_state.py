@@ -26,7 +26,9 @@ from onboard.ops.cached_indexer import torch_cached_lightning_indexer
 from onboard.ops.cached_mla import torch_cached_mla
 from onboard.ops.cached_sparse import torch_cached_sparse_mla
 from onboard.ops.cached_ssm import torch_cached_selective_scan, torch_cached_ssm
+from onboard.ops.compressed_attention import entries_of_page, torch_cached_compressed_attention
 from onboard.ops.dynamic_mask import torch_cached_dynamic_mask_attention
+from onboard.ops.gated_pool import torch_cached_gated_pool
 from onboard.ops.kda import torch_cached_kda
 from onboard.ops.library import op_sources
 from onboard.ops.lightning import torch_cached_lightning_attention
@@ -245,6 +247,39 @@ def _sparse(top_k: int, block_size: int, weighted: bool) -> Mechanism:
     return Mechanism(whole, cached, shapes, (2, PAGE, 11), paged=True)
 
 
+def _pool(block_size: int, overlap: bool) -> Mechanism:
+    """A page holds values and gates side by side."""
+    bias, seen = _random(block_size, 6), block_size * (1 + overlap)
+    return Mechanism(
+        lambda *x: ops.torch_gated_pool(*x, bias, overlap),
+        lambda *x: torch_cached_gated_pool(*x[:2], bias, *_pages(x[2], seen), x[3][..., :6], x[3][..., 6:], overlap),
+        [(6,), (6,)],
+        (1, PAGE, 12),
+        paged=True,
+    )
+
+
+def _compressed(block_size: int, window: int, top_k: int | None = None) -> Mechanism:
+    """Attention to a window and to entries, all or those that an indexer chooses; a page holds what each has."""
+    sinks, room = _random(4), entries_of_page(PAGE, block_size)
+
+    def whole(q: Tensor, kv: Tensor, entries: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        chosen = None if top_k is None else ops.torch_block_indexer(query, key, None, top_k, block_size, 0.4)
+        return ops.torch_compressed_attention(q, kv, entries, chosen, block_size, window, 0.4, sinks)
+
+    def cached(q: Tensor, kv: Tensor, entries: Tensor, query: Tensor, key: Tensor, info: Any, cache: Tensor) -> Tensor:
+        pages = _pages(info)
+        indexer = (*pages, cache[..., 10:], top_k, block_size, 0.4)
+        chosen = None if top_k is None else torch_cached_block_indexer(query, key, None, *indexer)
+        tables = *_pages(info, window), pages[2], pages[3]
+        caches = cache[..., :5], cache[:, :, :room, 5:10]
+        return torch_cached_compressed_attention(
+            q, kv, entries, chosen, *tables, *caches, block_size, window, 0.4, sinks
+        )
+
+    return Mechanism(whole, cached, [(4, 5), (1, 5), (5,), (16, 3), (3,)], (1, PAGE, 13), paged=True)
+
+
 def _relative(window: int | None) -> Mechanism:
     """A page holds keys and values side by side."""
     sinks = _random(4)
@@ -341,6 +376,15 @@ MECHANISMS = {
     "windowed mla": lambda: _windowed_mla(3),
     "attention to blocks": lambda: _sparse(2, 3, weighted=False),
     "attention to many blocks": lambda: _sparse(9, 2, weighted=True),
+    "gated pool": lambda: _pool(3, overlap=False),
+    "gated pool of long blocks": lambda: _pool(5, overlap=False),
+    "gated pool that overlaps": lambda: _pool(2, overlap=True),
+    "gated pool of blocks of one token": lambda: _pool(1, overlap=True),
+    "compressed attention": lambda: _compressed(3, 4),
+    "compressed attention to long blocks": lambda: _compressed(5, 2),
+    "compressed attention to pairs": lambda: _compressed(2, 3),
+    "compressed attention to chosen blocks": lambda: _compressed(2, 3, top_k=2),
+    "compressed attention to many chosen blocks": lambda: _compressed(3, 20, top_k=9),
     "relative attention with sinks of queries": _relative_with_sinks,
     "relative attention": lambda: _relative(None),
     "relative attention in a window": lambda: _relative(4),

@@ -1,0 +1,49 @@
+"""Swap every attention to a window and to entries of blocks for one over pages of tokens and pages of entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from onboard.graph.cache import CacheResource, KVPagedResource
+from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
+from onboard.graph.fx import arguments
+from onboard.graph.insert_cached import InsertCached
+from onboard.graph.sequence import METADATA_NAMES
+from onboard.graph.transform import register_transform
+from onboard.ops.compressed_attention import entries_of_page
+
+
+class CompressedAttentionDescriptor(CachedOpDescriptor):
+    """Attention to the tokens of a window and to entries that stand for blocks of tokens."""
+
+    source = torch.ops.onboard.torch_compressed_attention
+    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_compressed_attention"}
+    num_tensors = 4
+    metadata = METADATA_NAMES
+    has_second_table = True
+
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+        """Return one cache for the window's tokens and one for the entries, of which a page has few."""
+        kv, entries = (tensor_argument(node, index).meta["val"] for index in (1, 2))
+        found = arguments(node)
+        room = entries_of_page(page_size, found["block_size"])
+        return {
+            "kv_cache": KVPagedResource(1, int(kv.shape[3]), dtype or kv.dtype, page_size, found["sliding_window"]),
+            "entry_cache": KVPagedResource(1, int(entries.shape[2]), dtype or entries.dtype, room),
+        }
+
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return block_size, sliding_window, scale and sinks."""
+        found = arguments(node)
+        return tuple(found[name] for name in ("block_size", "sliding_window", "scale", "sinks"))
+
+
+@register_transform("insert_cached_compressed_attention")
+class InsertCachedCompressedAttention(InsertCached):
+    """Tokens and entries in pages of the cache, each with a numbering of its own."""
+
+    descriptor = CompressedAttentionDescriptor()

@@ -1,0 +1,46 @@
+"""Swap every gated pooling of blocks of tokens for one over a paged cache of the tokens that blocks are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from onboard.graph.cache import CacheResource, KVPagedResource
+from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
+from onboard.graph.fx import arguments
+from onboard.graph.insert_cached import InsertCached
+from onboard.graph.sequence import METADATA_NAMES
+from onboard.graph.transform import register_transform
+from onboard.ops.gated_pool import span
+
+
+class GatedPoolDescriptor(CachedOpDescriptor):
+    """An entry of each block of tokens, a mean that gates weigh."""
+
+    source = torch.ops.onboard.torch_gated_pool
+    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_gated_pool"}
+    num_tensors = 3
+    metadata = METADATA_NAMES
+
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+        """Return caches for values and gates, each in its own dtype, of which an entry's own tokens are read again."""
+        values, gates, bias = (tensor_argument(node, index).meta["val"] for index in range(3))
+        seen = span(bias, arguments(node)["overlap"])
+        return {
+            name: KVPagedResource(1, int(each.shape[2]), each.dtype, page_size, seen)
+            for name, each in (("value_cache", values), ("gate_cache", gates))
+        }
+
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return overlap."""
+        return (arguments(node)["overlap"],)
+
+
+@register_transform("insert_cached_gated_pool")
+class InsertCachedGatedPool(InsertCached):
+    """Values and gates of the tokens of unfinished blocks in pages of the cache."""
+
+    descriptor = GatedPoolDescriptor()
