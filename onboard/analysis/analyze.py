@@ -18,6 +18,7 @@ from onboard.analysis.apart import check_batch, check_causality
 from onboard.analysis.biases import position_bias
 from onboard.analysis.block_indexers import probe_block_indexer
 from onboard.analysis.composite import is_under, unused_parts
+from onboard.analysis.compressors import check_keys_beside, probe_compressor
 from onboard.analysis.experts import probe_experts
 from onboard.analysis.masks import mask_makers
 from onboard.analysis.own_cache import cache_notes
@@ -30,6 +31,7 @@ from onboard.analysis.source import location, module_source, sources_hash, sourc
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, RepositoryCode, Trait
 from onboard.analysis.texts import check_rows
 from onboard.analysis.tiny import (
+    begins_at_zero,
     build_tiny,
     counts_positions,
     layer_kind_names,
@@ -47,6 +49,7 @@ from onboard.graph.reference import build_reference, missing_towers
 from onboard.ops.indexer import tie_note
 
 _COUNTED = Trait(value="counted", evidence="probe: position_ids do not change the logits")
+_FROM_ZERO = Trait(value="from zero", evidence="probe: at other positions a token changes logits before it")
 SAME = 1e-5
 """Largest rmse ratio of logits with canonical attention to logits with the model's own."""
 
@@ -122,6 +125,7 @@ def _spec(
     sources = sources_of(tiny, eager)
     blocks = [*_module_blocks(tiny, recordings[0], eager), *_rope_blocks(recordings), *_scan_blocks(recordings[0])]
     blocks += loops.loop_blocks(recordings, sources[0].path.name)
+    check_keys_beside(tiny, recordings, blocks)
     if not recordings[0].attention:
         blocks += _mask_blocks(tiny)
     whole = _without_memory(full)
@@ -161,6 +165,8 @@ def _codebooks(tiny: nn.Module) -> dict[str, Trait]:
 def _positions(config: PretrainedConfig, tiny: nn.Module) -> dict[str, Trait]:
     if counts_positions(tiny):
         return {"positions": _COUNTED}
+    if begins_at_zero(tiny):
+        return {"positions": _FROM_ZERO}
     first = first_position(config)
     return {"first_position": first} if first is not None else {}
 
@@ -261,6 +267,8 @@ def _classify(
         return found
     if (found := probe_block_indexer(module, calls)) is not None:
         return found
+    if (found := probe_compressor(module, path, recording.modules)) is not None:
+        return found
     if (gated := mixers.probe_gated_norm(module)) is not None:  # first: without a gate it is a plain norm
         return gated
     same_class = [item for item in model.modules() if type(item) is type(module)]
@@ -336,6 +344,8 @@ def _of_layer_types(config: Any) -> dict[str, bool]:
     rope = config.rope_parameters
     if "rope_type" in rope:
         return {}
+    if not set(config.layer_types) & rope.keys():
+        return {"own_kinds": True}  # which modules name themselves
     unusual = {
         "some_types": bool(set(config.layer_types) - rope.keys()),
         "partly": None in rope.values(),

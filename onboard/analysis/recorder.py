@@ -38,6 +38,8 @@ class AttentionCall:
     """Scaling, soft cap, sinks: scalars, or "tensor"."""
     heads: int
     kv_heads: int
+    beside: int = 0
+    """Keys behind those of the text's tokens: what they stand for, a module that makes them tells."""
 
 
 @dataclass
@@ -159,10 +161,11 @@ def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None
             sinks = by_query.squeeze(-1).transpose(1, 2)
         settings = {"scaling": scaling, "softcap": cap, "s_aux": None if sinks is None else "tensor"}
         if (beside := _keys_beside(attention_mask, query.shape[2], window)) > 0:
-            raise OnboardError(
-                f"{paths[module]} attends to {beside} more keys than the text has tokens: "
-                "keys that stand for several tokens have no canonical form yet"
-            )
+            sizes = query.shape[1], key.shape[1], beside
+            recording.attention.append(AttentionCall(paths[module], window, True, settings, *sizes))
+            of_op = (attention_mask, 0.0, False, scaling, sinks, None, cap)
+            out = torch.ops.onboard.torch_attention(*(item.transpose(1, 2) for item in (query, key, value)), *of_op)
+            return out, None
         if query.shape[2] != key.shape[2]:
             raise OnboardError(
                 f"{paths[module]} attends from {query.shape[2]} states to {key.shape[2]}: "

@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 
 from onboard.analysis.recorder import modeling_modules
 from onboard.analysis.source import module_source
-from onboard.analysis.tiny import build_small, counts_positions, from_zero, prompt, tiny_config, vocabulary
+from onboard.analysis.tiny import begins_at_zero, build_small, from_zero, prompt, tiny_config, vocabulary
 from onboard.analysis.tiny_sizes import KNOWN_SIZES, MAX_POSITIONS
 from onboard.graph.architecture import text_config
 
@@ -62,7 +62,7 @@ def crossing_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
     near = [each for each in passed if each < LONGEST]
     one = {"batch": 1, "tokens": vocabulary(model)}
     found = [prompt(0, length=min(near[-1] + _BEYOND, room), seed=5, **one)] if near else []
-    if counts_positions(model):
+    if begins_at_zero(model):
         return found
     starts = [each - _BEYOND for each in passed if each >= LONGEST]
     return [*found, *(prompt(start, length=min(2 * _BEYOND, room - start), seed=6, **one) for start in starts)]

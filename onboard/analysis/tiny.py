@@ -12,6 +12,7 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from onboard.analysis import repository
+from onboard.analysis.recorder import rmse_ratio
 from onboard.analysis.tiny_config import one_line, tiny_config
 from onboard.analysis.tiny_sizes import ORIGINAL_POSITIONS, VOCABULARY, WINDOW
 from onboard.errors import ConsentRequiredError, OnboardError
@@ -22,6 +23,10 @@ from onboard.graph.reference import build_reference
 __all__ = ["ORIGINAL_POSITIONS", "VOCABULARY", "WINDOW", "one_line", "tiny_config"]  # where others look for them
 _NO_JSON_FLOATS = ("Infinity", "-Infinity", "NaN")
 _NORM = 0.7
+_LAST = 8
+"""Tokens: what becomes of one may show only once a block of them is whole."""
+_SAME = 1e-5
+"""Largest rmse ratio of logits that are to be the same."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -89,6 +94,18 @@ def randomize(model: nn.Module, seed: int, center: float = _NORM) -> None:
                 around = _NORM if name.endswith(".weight") else center
                 scale, shift = (tensor.shape[-1] ** -0.5, 0.0) if tensor.dim() > 1 else (0.3, around)
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale + shift)
+    fill_integers(model, generator)
+
+
+def fill_integers(model: nn.Module, generator: torch.Generator) -> None:
+    """Fill the tables of integers that checkpoints fill with zeros and ones, which tables of any numbers may have.
+
+    So an expert of a token by a table is one of two, not the first for all.
+    """
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.dtype == torch.int64 and tensor.dim() > 1 and not is_table(tensor):
+                tensor.copy_(torch.randint(2, tensor.shape, generator=generator))
 
 
 def is_table(buffer: torch.Tensor) -> bool:
@@ -129,10 +146,10 @@ def prompt(
 def prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
     """Return prompts for a transformers model, on both sides of `ORIGINAL_POSITIONS`.
 
-    A model that counts positions by itself gets those that it counts: rows that begin at zero.
+    A model that counts positions by itself, or is causal nowhere else, gets rows that begin at zero.
     """
     tokens = vocabulary(model)
-    if not counts_positions(model):
+    if not begins_at_zero(model):
         return [prompt(2, seed=1, tokens=tokens), prompt(ORIGINAL_POSITIONS + 6, seed=2, tokens=tokens)]
     long = prompt(0, length=ORIGINAL_POSITIONS + 6, seed=2, tokens=tokens)
     return [from_zero(prompt(0, seed=1, tokens=tokens)), from_zero(long)]
@@ -146,6 +163,25 @@ def counts_positions(model: nn.Module) -> bool:
     with torch.no_grad():
         one, other = (model(**item, attention_mask=mask, use_cache=False).logits for item in (inputs, stretched))
     return bool(torch.equal(one, other))
+
+
+def begins_at_zero(model: nn.Module) -> bool:
+    """Whether a transformers model wants texts that begin at position zero.
+
+    It counts positions by itself; or it counts blocks of tokens from the text's first one on and shows them by
+    position, so that elsewhere, and only there, a token changes the logits of those before it.
+    """
+    here, there = (prompt(start, batch=1, seed=3, tokens=vocabulary(model)) for start in (0, 9))
+    return counts_positions(model) or (sees_ahead(model, there) and not sees_ahead(model, here))
+
+
+def sees_ahead(model: nn.Module, inputs: dict[str, torch.Tensor]) -> bool:
+    """Whether the last tokens of a prompt change the logits of those before them."""
+    later = {**inputs, "input_ids": inputs["input_ids"].clone()}
+    later["input_ids"][:, -_LAST:] = (later["input_ids"][:, -_LAST:] + 7) % vocabulary(model)
+    with torch.no_grad():
+        one, other = (model(**item, use_cache=False).logits[:, :-_LAST] for item in (inputs, later))
+    return not rmse_ratio(one, other) <= _SAME
 
 
 def first_token_is_plain(model: nn.Module) -> bool:

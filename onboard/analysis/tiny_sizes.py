@@ -74,8 +74,11 @@ _SIZES = {
     "max_seq_len": MAX_POSITIONS,
     "num_random_blocks": 1,
     "num_query_groups": HEADS,
+    "hc_sinkhorn_iters": 3,
 }
 KNOWN_SIZES = frozenset(_SIZES)
+_RATES = "compress_rates"
+"""Of kinds of layers: the tokens that one key stands for."""
 _WIDTHS = ("attention_hidden_size", "lru_width")
 """Widths that are a multiple of the model's own."""
 _HEAD_DIMS = ("head_dim", "d_head", "attention_head_size")
@@ -107,6 +110,8 @@ def shrink_sizes(values: dict[str, Any], full: Mapping[str, Any], aliases: Mappi
     for index, name in enumerate(_TOKEN_IDS):
         if values.get(name) is not None:
             values[name] = index
+    if isinstance(values.get(_RATES), dict):
+        values[_RATES] = {kind: min(rate, CHUNK) for kind, rate in values[_RATES].items()}
     _shrink_axes(values)
     _shrink_random_blocks(values)
     values |= _lower_limits(values)

@@ -13,6 +13,8 @@ _CLASSES = {
     "embedding": "Token embedding, [batch, seq] to [batch, seq, hidden].",
     "layernorm": "Layer norm over the last dimension.",
     "gated_rmsnorm": "Root-mean-square norm over groups of channels, with a SiLU gate.",
+    "compressor": "Keys that stand for blocks of tokens, with the blocks that each query sees; None: all that ended.",
+    "pooled_indexer": "Chooses among keys that stand for blocks of tokens, by keys of its own.",
     "l2norm": "Scales the last dimension to length one.",
 }
 _FORWARDS = {

@@ -20,7 +20,7 @@ from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
 from onboard.codegen.plain_names import with_plain_names
 from onboard.codegen.render import render
-from onboard.codegen.translate import causal, chosen, experts
+from onboard.codegen.translate import causal, chosen, compressed, experts
 from onboard.codegen.translate.blocks import NORMS, Recognised
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.emit import ClassText, MethodText, config_of, emit, rope_default
@@ -121,7 +121,7 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     model = build_tiny(load_config(spec.config))
     if type(model).__name__ != spec.architecture:
         raise OnboardError(f"the spec says {spec.architecture}, its config {type(model).__name__}")
-    kinds = (*NORMS, "gated_rmsnorm", "rotary", experts.KIND, chosen.KIND)
+    kinds = (*NORMS, "gated_rmsnorm", "rotary", experts.KIND, chosen.KIND, *compressed.KINDS)
     recognised = {b.class_name: Recognised(b.kind, b.parameters) for b in spec.blocks if b.kind in kinds}
     ropes = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "rope"}
     dims = {b.class_name: int(b.parameters["unsqueeze_dim"]) for b in spec.blocks if "unsqueeze_dim" in b.parameters}
@@ -147,6 +147,7 @@ def _check_identifiers(spec: ModelSpec) -> None:
         names += [item.class_name, *map(str, (item.parameters.get("eps", "eps"), item.parameters.get("op", "op")))]
         names += [str(item.parameters.get(key, "None")).removeprefix("self.") for key in ("weight", "bias")]
         names += experts.identifiers(item.parameters) if item.kind == experts.KIND else []
+        names += compressed.identifiers(item.parameters) if item.kind in compressed.KINDS else []
         names += [str(item.parameters.get(key, key)) for key in ("expand", "kv_b_proj")]
         names += _attributes(item.parameters)
         names += [str(key).removeprefix("self.") for key in item.parameters.get("arguments", [])]
@@ -222,7 +223,7 @@ def _role(item: ClassText, block: Block | None, spec: ModelSpec) -> str:
     return "attention" if attends and "hidden_states" in forward.signature else "other"
 
 
-_USUAL_ROTARY = {"some_types": False, "partly": False, "own_sizes": False}
+_USUAL_ROTARY = {"own_kinds": False, "some_types": False, "partly": False, "own_sizes": False}
 
 
 def _rotary(item: ClassText, recognised: Recognised, spec: ModelSpec, translator: Translator) -> str:

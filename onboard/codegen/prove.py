@@ -36,7 +36,7 @@ from onboard.analysis.tiny import (
     randomize,
     vocabulary,
 )
-from onboard.codegen.translate import chosen
+from onboard.codegen.translate import chosen, compressed
 from onboard.errors import OnboardError
 from onboard.graph.closeness import worst
 from onboard.graph.expert_weights import separate_experts
@@ -195,12 +195,12 @@ def _compare_blocks(
     spec: ModelSpec,
 ) -> None:
     calls: dict[str, list[ModuleCall]] = {}
-    wholes = _wholes(model, spec)
+    wholes, own = _paths(model, spec, {chosen.KIND}), _paths(model, spec, {compressed.COMPRESSOR})
     with modules_recorded(reference, calls), torch.no_grad():
         reference(**inputs, attention_mask=torch.ones_like(inputs["input_ids"]), use_cache=False)
     handles = []
     for path, module in model.named_modules():
-        if path in calls and path and not is_under(path.rpartition(".")[0], wholes):
+        if path in calls and path and not is_under(path.rpartition(".")[0], wholes) and not is_under(path, own):
             handles.append(module.register_forward_hook(_forcing_hook(path, list(calls[path]), proofs)))
     try:
         with torch.no_grad():
@@ -210,9 +210,13 @@ def _compare_blocks(
             handle.remove()
 
 
-def _wholes(model: nn.Module, spec: ModelSpec) -> list[str]:
-    """Return the paths of blocks whose parts are called in another way than transformers', for each query apart."""
-    names = {block.class_name for block in spec.blocks if block.kind == chosen.KIND}
+def _paths(model: nn.Module, spec: ModelSpec, kinds: set[str]) -> list[str]:
+    """Return the paths of blocks that are called in another way than transformers', or whose parts are.
+
+    An indexer's keys are made for each query apart. Those of blocks lie with the tokens, not one after the other: what
+    they are shows in what attends to them.
+    """
+    names = {block.class_name for block in spec.blocks if block.kind in kinds}
     return [path for path, module in model.named_modules() if type(module).__name__ in names]
 
 

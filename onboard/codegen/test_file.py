@@ -15,6 +15,7 @@ from torch import nn
 
 from onboard import __version__
 from onboard.analysis.composite import is_under
+from onboard.analysis.compressors import COMPRESSOR, INDEXER
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny import ORIGINAL_POSITIONS, load_config, tiny_config
 from onboard.codegen.format import format_python
@@ -162,11 +163,13 @@ def _blocks(spec: ModelSpec, model: nn.Module, layers: dict[str, str]) -> dict[s
     """Path -> kind of each block in those layers and outside of layers, what others are made of first.
 
     A module that transformers itself does not call when it runs as a causal language model has nothing to compare, nor
-    has a part of experts, which run together in one op, nor a module that is an op of the block it lies in.
+    has a part of experts, which run together in one op, nor a module that is an op of the block it lies in, nor a
+    compressor, whose keys lie with the tokens here, and its indexer.
     """
     kinds = {block.class_name: block.kind for block in spec.blocks if block.kind not in _NO_BLOCKS}
     named = [(path, name) for path, name in _class_names(model, layers, spec.eager) if path not in spec.never_called]
-    whole = tuple(f"{path}." for path, name in named if kinds.get(name) == "experts")
+    whole = tuple(f"{path}." for path, name in named if kinds.get(name) in ("experts", INDEXER))
+    kinds = {name: kind for name, kind in kinds.items() if kind not in (COMPRESSOR, INDEXER)}
     found = {path: kinds[name] for path, name in named if name in kinds and not path.startswith(whole)}
     known = {path: kind if kind in _KINDS else "other" for path, kind in found.items()}
     order = list(_KINDS)

@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import nn
 
-from onboard.analysis.tiny import is_table
+from onboard.analysis.tiny import fill_integers, is_table
 from onboard.errors import OnboardError
 from onboard.graph.codebooks import with_tokens
 from onboard.graph.expert_weights import separate_experts
@@ -68,7 +68,8 @@ def randomize_(module: nn.Module, seed: int) -> None:
 
     Matrices are normal with variance 2 / (rows + columns) (Glorot and Bengio 2010). Vectors (norm weights, biases,
     sinks) scatter around the value that they were initialised to, because ones and zeros hide mistakes. Tables that
-    the model works out for itself stay: with other numbers, which do not go together, it would be another model.
+    the model works out for itself stay: with other numbers, which do not go together, it would be another model. Other
+    tables of integers get zeros and ones.
     """
     generator = torch.Generator().manual_seed(seed)
     for tensor in _distinct_tensors(module):
@@ -77,6 +78,7 @@ def randomize_(module: nn.Module, seed: int) -> None:
             tensor.copy_(noise * (2 / (tensor.shape[-1] + tensor.shape[-2])) ** 0.5)
         else:
             tensor.copy_(tensor.float().mean().cpu() + 0.2 * noise)
+    fill_integers(module, generator)
 
 
 def _distinct_tensors(module: nn.Module) -> list[torch.Tensor]:

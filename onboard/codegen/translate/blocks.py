@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.render import render
-from onboard.codegen.translate import chosen, experts
-from onboard.codegen.translate.values import COMPLEX, Hole
+from onboard.codegen.translate import chosen, compressed, experts
+from onboard.codegen.translate.values import COMPLEX, Hole, Value
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.state import Routine
@@ -43,7 +43,10 @@ def forward(recognised: Recognised, node: ast.FunctionDef, source: ModuleSource)
     if recognised.kind == "rotary":
         form = COMPLEX if recognised.parameters["style"] == COMPLEX else None
         return Routine(node, source, inputs, [], Hole(0, form), 1)
-    if recognised.kind == chosen.KIND:
+    shape, holes = _shape(recognised)
+    if recognised.kind in compressed.KINDS:
+        inputs = compressed.inputs(recognised.parameters, inputs)
+    elif recognised.kind == chosen.KIND:
         inputs = [recognised.parameters["x"], recognised.parameters["tables"]]
     elif recognised.kind == experts.KIND:
         inputs = experts.inputs(recognised.parameters, inputs)
@@ -54,5 +57,11 @@ def forward(recognised: Recognised, node: ast.FunctionDef, source: ModuleSource)
     body = ast.parse(text).body
     for statement in body:
         statement.lineno = 0
-    like = chosen.Chosen(ast.Constant(None)) if recognised.kind == chosen.KIND else None
-    return Routine(node, source, inputs, body, Hole(0, like=like), 1)
+    return Routine(node, source, inputs, body, shape, holes)
+
+
+def _shape(recognised: Recognised) -> tuple[Value, int]:
+    """Return what a template's forward gives, and of how many parts."""
+    if recognised.kind == compressed.COMPRESSOR:
+        return compressed.shape(recognised.parameters), 2
+    return Hole(0, like=chosen.Chosen(ast.Constant(None)) if recognised.kind == chosen.KIND else None), 1

@@ -18,6 +18,7 @@ from onboard.codegen.translate import (
     causal,
     chosen,
     composite,
+    compressed,
     indexer,
     latent,
     loops,
@@ -232,6 +233,8 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         translator = frame.translator
         dims = translator.rope_dims.get(obj.__name__), translator.rope_tables.get(obj.__name__)
         return canonical.rope(obj, op, args, *dims)
+    if (keys := compressed.joined(obj, args)) is not None:
+        return keys
     if (whole := loops.joined(obj, args)) is not None:
         return whole
     if (form := recurrent.form_of(obj, frame)) is not None:

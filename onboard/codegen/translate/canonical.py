@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from onboard.codegen.translate import chosen
+from onboard.codegen.translate import chosen, compressed
 from onboard.codegen.translate.values import (
     NONE,
     Code,
@@ -52,16 +53,27 @@ def attention(args: Args) -> Value:
     heads_first = args.positional[1:4]
     given = {**dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)), **args.keywords}
     by_sequence = all(isinstance(value, Code) and value.transposed for value in heads_first)
-    qkv = [residual(untransposed(value) if by_sequence else value) for value in heads_first]
     if not same(by_query := given.get("sinks", NONE), NONE):
         given = {**given, "s_aux": Code(_sinks(residual(by_query)))}
     settings = [given.get(key, NONE) for key in ("scaling", "s_aux", "sliding_window", "softcap")]
     if (keys := chosen.indices(given.get("attention_mask"))) is not None:
         return Items((_sparse(heads_first, keys, settings), NONE))
+    if any(isinstance(value, compressed.WithEntries) for value in heads_first[1:]):
+        return _to_entries(args, heads_first, settings)
     layout = constant("bsnd" if by_sequence else "bnsd")
+    qkv = [residual(untransposed(value) if by_sequence else value) for value in heads_first]
     fixed = [residual(_bias(given)), constant(0.0), constant(True)]
     called = ast.Call(op("torch_attention"), [*qkv, *fixed, *map(residual, settings), layout], [])
     return Items((Code(called, transposed=not by_sequence), NONE))
+
+
+def _to_entries(args: Args, heads_first: list[Value], settings: list[Value]) -> Value:
+    """Return the canonical form of attention to keys that have those of blocks behind them, or to the former alone."""
+    alone = [Code(each.expr, transposed=each.transposed) for each in heads_first if isinstance(each, Code)]
+    positional = [args.positional[0], *alone, *args.positional[4:]]
+    plain = attention(replace(args, positional=positional))
+    assert isinstance(plain, Items)
+    return compressed.attention(heads_first[1:], plain, turned(heads_first[0]), settings)
 
 
 def _sinks(expr: ast.expr) -> ast.expr:

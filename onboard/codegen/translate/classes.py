@@ -23,6 +23,7 @@ from onboard.codegen.translate import blocks, cleanup, composite, experts, laten
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.assign import refuse_growth
 from onboard.codegen.translate.calls import call_value
+from onboard.codegen.translate.compressed import owned
 from onboard.codegen.translate.convolutions import convolved, padded
 from onboard.codegen.translate.decisions import own_arguments
 from onboard.codegen.translate.execute import RAISES, execute
@@ -264,7 +265,7 @@ class Translator:
             if (plain := same_code_of(results)) is not None:
                 return plain
             raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
-        return results[0]
+        return owned(results[0], module)
 
     def _share_parameters(self, states: list[ClassState], attr: str, routines: list[Routine], args: Args) -> None:
         """What one class of a module that may be of several needs of a call, the others take, too, where they can."""
@@ -385,12 +386,11 @@ class Translator:
         key = ("method", f"{state.cls.__qualname__}.{attr}")
         self._learn(key, node, {**bound, **rest}, attr in state.methods)
         if attr not in state.methods:
-            recognised = self.recognised.get(state.cls.__name__)
-            if recognised is not None and attr == "forward":
-                state.methods[attr] = blocks.forward(recognised, node, module_source(owner.__module__))
-                unrun.reach_parts(state)
+            frame = Frame(self, module_source(owner.__module__), "forward", state, owner)
+            if (recognised := self.recognised.get(state.cls.__name__)) is not None and attr == "forward":
+                state.methods[attr] = blocks.forward(recognised, node, frame.source)
+                unrun.reach_parts(state, frame)
             else:
-                frame = Frame(self, module_source(owner.__module__), "forward", state, owner)
                 frame.env.values["self"] = Self()
                 state.methods[attr] = self._routine(node, frame, self.facts[key])
             state.methods[attr].take(self.shared.get((state.cls, attr), set()), self.facts[key])

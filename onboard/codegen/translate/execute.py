@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onboard.codegen.translate import causal, lists, loops, selection, uniform
+from onboard.codegen.translate import causal, compressed, lists, loops, selection, uniform
 from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.comprehensions import bind_target, iteration
 from onboard.codegen.translate.decisions import decided_here
@@ -272,6 +272,8 @@ def _note_conditional(one: Env, other: Env, frame: Frame) -> None:
 
 def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
     values = [value for value, _ in sides]
+    if (keys := compressed.with_or_without(list(sides))) is not None:
+        return keys
     if all(isinstance(value, Mapping) for value in values):
         first, second = (value.items for value in values if isinstance(value, Mapping))
         merged = {**second, **first}

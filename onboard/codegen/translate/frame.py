@@ -99,7 +99,19 @@ class Frame:
             if not (isinstance(value.expr, ast.Name) and value.expr.id == variable):
                 self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
             value = replace(value, expr=name(variable))
+        if isinstance(value, Mapping):
+            value = Mapping({key: self._once(f"{variable}_{key}", item, origin) for key, item in value.items.items()})
         self.env.values[variable] = value
+
+    def _once(self, variable: str, value: Value, origin: ast.AST | None) -> Value:
+        """Give what a module of `self` computes for a dict a name of its own: the dict may be read many times."""
+        match value:
+            case Code(expr=ast.Call(func=ast.Attribute(value=ast.Name(id="self")))) if variable.isidentifier():
+                own = self.fresh(variable)
+                self.emit(ast.Assign([name(own, store=True)], value.expr), origin)
+                self.env.values[own] = replace(value, expr=name(own))
+                return self.env.values[own]
+        return value
 
     def fresh(self, stem: str) -> str:
         """Return a variable name that is not taken."""

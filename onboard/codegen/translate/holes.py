@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from onboard.codegen.translate.compressed import Entries
 from onboard.codegen.translate.values import Code, Hole, Items, Mapping, Output, Value
 
 
 def fill(shape: Value, parts: list[Code]) -> Value:
     """Return `shape` with its holes replaced by `parts`."""
     match shape:
+        case Hole(like=Entries() as like):
+            return replace(like, expr=parts[0].expr, chosen=parts[1].expr)
         case Hole(index=index, like=Code() as like):
             return replace(like, expr=parts[index].expr)
         case Hole(index=index, form=form, optional=optional):

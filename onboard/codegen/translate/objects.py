@@ -83,9 +83,10 @@ def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
 
 def choice(table: dict[Any, Any], key: Value, frame: Frame) -> Value | None:
     """Return `table[key]`, with a key that is known once the config is; None when it is no table of classes."""
-    if not (table and all(inspect.isclass(item) or inspect.isfunction(item) for item in table.values())):
+    made = {item: obj for item, obj in table.items() if obj is not None}  # None is none that can be called
+    if not (made and all(inspect.isclass(item) or inspect.isfunction(item) for item in made.values())):
         return None
-    chosen, *others = [(item, from_namespace(obj, obj.__name__, frame)) for item, obj in reversed(table.items())]
+    chosen, *others = [(item, from_namespace(obj, obj.__name__, frame)) for item, obj in reversed(made.items())]
     value = chosen[1]
     for item, option in others:
         value = Choice(ast.Compare(residual(key), [ast.Eq()], [constant(item)]), option, value)

@@ -1,17 +1,23 @@
-"""Modules that checkpoints have weights of and that nothing runs: their classes are translated for `__init__` alone."""
+"""Modules that no translated code runs: those that templates name, and those that checkpoints have weights of.
+
+The classes of the latter are translated for `__init__` alone.
+"""
 
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from onboard.codegen.translate import cleanup
-from onboard.codegen.translate.values import Instance, ModuleList
+from onboard.codegen.translate.args import Args
+from onboard.codegen.translate.values import Code, Instance, Known, ModuleList
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.classes import Translator
+    from onboard.codegen.translate.frame import Frame
     from onboard.codegen.translate.state import ClassState
 
 
@@ -37,8 +43,8 @@ def _reach_items(state: ClassState, attr: str, value: ModuleList) -> None:
         state.translator.reached(Instance(own, value.expr))
 
 
-def reach_parts(state: ClassState) -> None:
-    """Translate the constructors of the modules that the template of a class's forward reads attributes of."""
+def reach_parts(state: ClassState, frame: Frame) -> None:
+    """Translate what the template of a class's forward uses of the class's modules: constructors, forwards."""
     nodes = [node for routine in state.methods.values() for item in routine.body for node in ast.walk(item)]
     for node in nodes:
         match node:
@@ -47,6 +53,15 @@ def reach_parts(state: ClassState) -> None:
                 if isinstance(value, Instance) and all(map(state.translator.translates, value.classes)):
                     for reached in state.translator.reached(value):
                         reached.read_outside.add(attr)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=part)):
+                value = state.attributes.get(part)
+                if isinstance(value, Instance) and all(map(state.translator.translates, value.classes)):
+                    state.translator.call_module(replace(value, expr=node.func), _arguments(node), frame)
+
+
+def _arguments(node: ast.Call) -> Args:
+    given = [Known(item.value) if isinstance(item, ast.Constant) else Code(item) for item in node.args]
+    return Args(list(given), {str(item.arg): Code(item.value) for item in node.keywords}, [])
 
 
 def _is_to_reach(state: ClassState, attr: str, value: Instance) -> bool:

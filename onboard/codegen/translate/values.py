@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from onboard.codegen.translate.forms import CHANNELS as CHANNELS
 from onboard.codegen.translate.forms import CHUNKED as CHUNKED
@@ -52,6 +52,8 @@ class Code(Value):
     """It may be None."""
     masked: bool = False
     """Its value needs a mask, which generated code does not have: it may become attention, but not be read."""
+    unread: ClassVar[str] = ""
+    """Why only attention may take it."""
 
     def same_as(self, other: Code) -> bool:
         """Whether another value of this class is certainly equal."""
@@ -93,6 +95,8 @@ class Repeated(Code):
 @dataclass(frozen=True, eq=False)
 class KeyBias(Code):
     """A bias of attention that is linear in the key's position (ALiBi); `expr`, its slopes, is what is left of it."""
+
+    unread = "a bias of positions that more than attention reads"
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,9 +322,7 @@ def residual(value: Value) -> ast.expr:
             raise Untranslatable("attention that reads its mask")
         case Code(masked=True):
             raise Untranslatable("attention scores that are read once they are masked")
-        case KeyBias():
-            raise Untranslatable("a bias of positions that more than attention reads")
-        case Unread(reason=reason):
+        case Unread(reason=reason) | Code(unread=str() as reason) if reason:
             raise Untranslatable(reason)
         case Folded():
             return folded_code(value)

@@ -24,6 +24,16 @@ BLOCKS = "qwen4_exp_text"
 INDEXER = {"n_heads": 16, "kv_heads": 1, "head_dim": 256, "budget": 2048, "compress_ratio": 4}
 
 
+COMPRESSED = "deepseek_v4"
+RATIOS = {"num_hidden_layers": 3, "compress_ratios": [0, 4, 128], "num_hash_layers": 1}
+
+
+@cache
+def _compressed() -> tuple[ModelSpec, str]:
+    spec = analyze({"model_type": COMPRESSED, **RATIOS}, model=f"test/{COMPRESSED}")
+    return spec, generate_model_file(spec)
+
+
 @cache
 def _generated() -> tuple[ModelSpec, str]:
     spec = analyze({"model_type": FAMILY, **KINDS}, model=f"test/{FAMILY}")
@@ -83,3 +93,40 @@ def test_another_choice_of_blocks_is_found_out(right: str, wrong: str) -> None:
     assert right in text
     with pytest.raises(OnboardError, match=r"indexer.* differs from transformers"):
         prove(text.replace(right, wrong), spec, export=False)
+
+
+@pytest.mark.parametrize("export", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_windows_with_compressed_keys_behind_them_equal_transformers_and_export(export: bool) -> None:
+    """One layer has a window alone, one has chosen blocks that overlap, one has all blocks."""
+    spec, text = _compressed()
+    proofs = prove(text, spec, export=export)
+    assert proofs[-1].path == ""
+    assert max(proof.error for proof in proofs) <= TOLERANCE
+    assert text.count(".torch_gated_pool(") == 3
+    assert text.count(".torch_attention(") == text.count(".torch_compressed_attention(") == 1
+    assert text.count(".torch_block_indexer(") == 1
+    assert spec.traits["positions"].value == "from zero"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("self.index_topk, size", "self.index_topk - 1, size"),
+        ("// size * size, ", ", "),
+        ("block_bias,\n", "None,\n"),
+        ("position_bias, True", "position_bias.flip(0), True"),
+        ("position_bias, False", "position_bias.flip(0), False"),
+        ("input_ids.reshape(-1)]", "0 * input_ids.reshape(-1)]"),
+    ],
+)
+def test_other_compressed_keys_are_found_out(right: str, wrong: str) -> None:
+    spec, text = _compressed()
+    assert right in text
+    with pytest.raises(OnboardError, match=r"(self_attn|mlp.gate).* differs from transformers"):
+        prove(text.replace(right, wrong), spec, export=False)
+
+
+def test_keys_of_an_unknown_origin_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onboard.analysis.analyze.probe_compressor", lambda *_: None)
+    with pytest.raises(OnboardError, match="more keys than the text has tokens: what makes these keys has no"):
+        analyze({"model_type": COMPRESSED, **RATIOS}, model="x")
