@@ -47,7 +47,7 @@ def plan(
     offline: options.Offline = False,
     as_json: options.AsJson = False,
 ) -> Result | None:
-    """Plan memory: what a model takes of a GPU, and what fits beside it.
+    """Plan memory: what a model takes, and what fits beside it.
 
     Its config alone is read.
 

@@ -21,7 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    help="What the registry has, whether it is sound, and runs of its entries.",
+    help="List, check and run the models of the registry.",
 )
 
 Root = Annotated[Path, typer.Option(help="Folder that the registry belongs to.", show_default="here")]

@@ -40,7 +40,7 @@ def tune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and write nothing.")] = False,
     as_json: options.AsJson = False,
 ) -> Result | None:
-    """Find the quickest back ends and CUDA-graph sizes on this machine.
+    """Find the quickest back ends and CUDA-graph sizes.
 
     The best are written to the model's configuration.
     A choice is kept when it is quicker by more than measurements scatter and its logits differ by rounding alone.
