@@ -269,7 +269,7 @@ def test_read_only_root(
 
 def test_no_such_folder(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert_refused(["/no/such/folder", "--root", str(root)], root, 2, "there is no folder", capsys)
-    assert_refused(["a b", "--root", str(root)], root, 1, "neither a folder nor a Hub id", capsys)
+    assert_refused(["a b", "--root", str(root)], root, 2, "neither a folder nor a Hub id", capsys)
 
 
 def assert_refused(
