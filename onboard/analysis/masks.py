@@ -39,8 +39,9 @@ def _returned(model: nn.Module, *, padding: bool) -> dict[str, list[str]]:
     """Return what kinds of masks each function returns in all prompts, with or without a mask of padding."""
     returned: dict[str, list[list[str]]] = {}
     files = {inspect.getfile(type(model)), inspect.getfile(modeling_attn_mask_utils)}
+    texts = prompts(model)  # which runs the model, too
     with _returns_watched(files, returned), torch.no_grad():
-        for inputs in prompts(model):
+        for inputs in texts:
             mask = {"attention_mask": torch.ones_like(inputs["input_ids"])} if padding else {}
             model(**inputs, **mask, use_cache=False)
     return {name: kinds[0] for name, kinds in returned.items() if all(kind == kinds[0] for kind in kinds)}

@@ -28,7 +28,7 @@ from onboard.graph.next_token import choose_codes
 from onboard.graph.rows import SequenceRows
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 from onboard.ops.sampling import NOT_A_TOKEN, choose_tokens, uniforms
-from onboard.runtime.sampling import logprobs
+from onboard.runtime.logprobs import logprobs
 
 COUNT = 3
 CACHE = {  # prompts come in chunks, and there is no room for all texts at once
