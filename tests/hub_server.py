@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from safetensors import SafetensorError, safe_open
 
 
 @dataclass
@@ -103,9 +107,12 @@ class HubServer:
 
     def _list_models(self, request: BaseHTTPRequestHandler) -> None:
         query = parse_qs(urlsplit(request.path).query)
-        author, search = query.get("author", [""])[0], query.get("search", [""])[0]
+        author, search, kind = (query.get(key, [""])[0] for key in ("author", "search", "filter"))
         found = [name for name in self.repositories if name.startswith(f"{author}/") and search in name.lower()]
-        _send_json(request, [{"id": name, "tags": []} for name in found])
+        listed = [{"id": name, **_facts(self.repositories[name].folder("main"))} for name in found]
+        wanted = {"id", "tags", *query.get("expand", [])}
+        tagged = [facts for facts in listed if kind in ("", *facts["tags"])]
+        _send_json(request, [{key: facts[key] for key in sorted(wanted & facts.keys())} for facts in tagged])
 
     def _api(self, request: BaseHTTPRequestHandler, parts: list[str]) -> None:
         repository = self.repositories.get("/".join(parts[:2]))
@@ -146,6 +153,19 @@ def _tree(folder: Path) -> Iterator[dict[str, Any]]:
     for path in files(folder):
         name = path.relative_to(folder).as_posix()
         yield {"type": "file", "path": name, "size": path.stat().st_size, "oid": oid(path)}
+
+
+def _facts(folder: Path | None) -> dict[str, Any]:
+    """Return what the Hub lists of a model beside its name."""
+    if folder is None or not (folder / "config.json").is_file():
+        return {"tags": []}
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    shown = {key: config[key] for key in ("architectures", "model_type") if key in config}
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with suppress(SafetensorError), safe_open(path, "pt") as weights:
+            total += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    return {"tags": [config.get("model_type", "")], "config": shown, "safetensors": {"total": total, "parameters": {}}}
 
 
 def _send_json(request: BaseHTTPRequestHandler, data: Any) -> None:

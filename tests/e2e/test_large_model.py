@@ -52,7 +52,7 @@ print(json.dumps({
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sixty_one_layers_of_256_experts(tmp_path: Path) -> None:
     config = DeepseekV3Config(architectures=["DeepseekV3ForCausalLM"])
     assert (config.num_hidden_layers, config.n_routed_experts, config.first_k_dense_replace) == (61, 256, 3)

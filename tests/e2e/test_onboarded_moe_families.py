@@ -19,7 +19,7 @@ from onboard.graph.checkpoint import Checkpoint
     ("family", "variant", "weight"),
     [
         ("mixtral", "8x7b", "model.layers.0.block_sparse_moe.experts.2.w1.weight"),
-        ("qwen3_moe", "30b", "model.layers.1.mlp.experts.2.gate_proj.weight"),
+        pytest.param("qwen3_moe", "30b", "model.layers.1.mlp.experts.2.gate_proj.weight", marks=pytest.mark.exhaustive),
     ],
 )
 def test_onboarded_with_one_command_and_equal_to_transformers(

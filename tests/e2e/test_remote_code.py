@@ -19,7 +19,7 @@ STYLES = ["fused2023", "biased2023", "sdpa2024", "moe2024", "modern"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("style", some_of(STYLES, always=("moe2024",), by_chance=1))
+@pytest.mark.parametrize("style", some_of(STYLES, always=(), by_chance=1))
 def test_a_model_is_onboarded_with_consent_and_refused_without(
     style: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -135,8 +135,13 @@ def test_killed_at_random_moments(kills: int, hostile: Finished, tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
-    folder = save_checkpoint(tmp_path_factory.mktemp("hub") / "tiny", attention_bias=True, tie_word_embeddings=True)
-    with HubServer({"acme/tiny-1b": Repository(folder), "acme/tiny-2b": Repository(folder)}) as server:
+    """A model, one of another size that shares its file, and one that has another architecture."""
+    folder = tmp_path_factory.mktemp("hub")
+    one = save_checkpoint(folder / "one", attention_bias=True, tie_word_embeddings=True)
+    two = save_checkpoint(folder / "two", attention_bias=True, tie_word_embeddings=True, intermediate_size=200)
+    other = save_checkpoint(folder / "other", "qwen2")
+    names = {"acme/tiny-1b": one, "acme/tiny-2b": two, "acme/other-1b": other}
+    with HubServer({name: Repository(path) for name, path in names.items()}) as server:
         yield server
 
 
@@ -152,8 +157,8 @@ def test_a_folder_and_an_id_at_once_then_offline(hostile: Finished, hub: HubServ
         document = finish(process)
         assert [phase["status"] for phase in document["phases"]] == ["done"] * len(PHASES)
     registry = (root / "registry" / "models.yaml").read_text()
-    assert registry.count("- name:") == 2
-    assert registry.count("acme/tiny-1b") == 1
+    assert registry.count("- name:") == 3  # and a model of the family, which nobody has run
+    assert registry.count("acme/tiny-1b") == registry.count("acme/tiny-2b") == 1
     survey = json.loads((root / ".onboard" / "acme--tiny-1b" / "survey.json").read_text())
     assert survey["siblings"] == ["acme/tiny-2b"]
     assert hub.downloads() >= {"config.json", "tokenizer.json", "model.safetensors"}
