@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from onboard.graph.factory import default_dtype
+
 
 class InFloat64(nn.Module):
     """A model whose weights are float64, run so that no step of its code goes back to float32."""
@@ -19,13 +21,8 @@ class InFloat64(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model; new tensors are float64, too."""
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        try:
-            with _Widened():
-                return self.model(*args, **kwargs)
-        finally:
-            torch.set_default_dtype(before)
+        with default_dtype(torch.float64), _Widened():
+            return self.model(*args, **kwargs)
 
 
 class _Widened(TorchFunctionMode):
