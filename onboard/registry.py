@@ -10,7 +10,9 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from datetime import date
+from functools import lru_cache
 from hashlib import sha256
 from io import StringIO
 from pathlib import Path
@@ -259,9 +261,14 @@ def _read_text(path: Path) -> str:
 
 def _load_yaml(text: str, source: str) -> dict[str, Any]:
     try:
-        document = YAML(typ="safe").load(text)
+        document = deepcopy(_parsed(text))
     except (YAMLError, ValueError, RecursionError) as error:
         raise OnboardError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict | None):
         raise OnboardError(f"{source} holds a {type(document).__name__}, not a mapping")
     return document or {}
+
+
+@lru_cache(maxsize=32)
+def _parsed(text: str) -> Any:
+    return YAML(typ="safe").load(text)

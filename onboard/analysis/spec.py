@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ class ModelSpec(_Record):
     def from_yaml(cls, text: str) -> ModelSpec:
         """Read a spec that `to_yaml` wrote, or that a user edited since; raise `OnboardError` when it is not one."""
         try:
-            return cls.model_validate(YAML(typ="safe").load(text))
+            return _parsed(cls, text).model_copy(deep=True)
         except ValidationError as error:
             first = error.errors()[0]
             reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
@@ -127,3 +128,9 @@ class ModelSpec(_Record):
     def load(cls, path: Path) -> ModelSpec:
         """Read a spec from its file."""
         return cls.from_yaml(path.read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=4)
+def _parsed(cls: type[ModelSpec], text: str) -> ModelSpec:
+    """Keep what was read: each phase asks for the spec several times, and reading it takes a tenth of a second."""
+    return cls.model_validate(YAML(typ="safe").load(text))

@@ -10,8 +10,9 @@ import fnmatch
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,7 +53,7 @@ def load_pipeline(overrides: Mapping[str, Mapping[str, Any]], mode: Mode = "grap
     A shipped transform that the file does not list runs when `overrides` names it, at the end of its stage. Raises
     `UsageError` for an unknown transform or field, and names the nearest valid one.
     """
-    default = yaml.safe_load(content_path("transforms", _PIPELINES[mode]).read_text("utf-8"))
+    default = deepcopy(_shipped(mode))
     keys = transform_keys()
     default = _expanded(default, keys)
     for key in [*default, *overrides]:
@@ -62,6 +63,12 @@ def load_pipeline(overrides: Mapping[str, Mapping[str, Any]], mode: Mode = "grap
     transforms = [_configured(key, {"stage": keys[key].value, **fields}) for key, fields in merged.items()]
     order = list(Stages)
     return sorted(transforms, key=lambda transform: order.index(transform.config.stage))
+
+
+@cache
+def _shipped(mode: Mode) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load(content_path("transforms", _PIPELINES[mode]).read_text("utf-8"))
+    return document
 
 
 def _expanded(pipeline: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:

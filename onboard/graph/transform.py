@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import cache
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -104,10 +106,12 @@ def register_transform(key: str) -> Callable[[T], T]:
     return register
 
 
-def transform_keys() -> dict[str, Stages]:
+@cache
+def transform_keys() -> Mapping[str, Stages]:
     """Return every shipped transform's key and the stage whose folder it lies in."""
     folders = ((stage, CONTENT_ROOT / "transforms" / stage.value) for stage in Stages)
-    return {file.stem: stage for stage, folder in folders for file in sorted(folder.glob("[a-z]*.py"))}
+    keys = {file.stem: stage for stage, folder in folders for file in sorted(folder.glob("[a-z]*.py"))}
+    return MappingProxyType(keys)
 
 
 def get_transform(key: str) -> type[BaseTransform[Any]]:

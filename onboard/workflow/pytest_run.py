@@ -17,7 +17,8 @@ def run_pytest(
 ) -> str:
     """Run `python -m pytest`; a process that dies on the way leaves what it had printed."""
     with tempfile.TemporaryFile() as output:
-        environment = {**environment, "PYTHONDONTWRITEBYTECODE": "1"}
+        # Of plugins the one on the command line alone: others of the user's may reorder tests, or seed them.
+        environment = {**environment, "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         run_module(["pytest", *arguments], output, folder=folder, environment=environment)
         output.seek(0)
         return output.read().decode("utf-8", errors="replace")

@@ -28,8 +28,10 @@ _IMPORTS = (
     *("transformers.modeling_utils", "transformers.models.auto.modeling_auto", "onboard.workflow.engine"),
     *("onboard.analysis.analyze", "onboard.codegen.prove", "onboard.codegen.model_file", "onboard.codegen.test_file"),
     *("onboard.runtime.llm", "onboard.testing", "onboard.testing.plugin", "onboard.workflow.sweep.checkpoint"),
-    *("onboard.agents.run_agent", "onboard.workflow.sweep.judge", "nbformat.v4"),
+    *("onboard.agents.run_agent", "onboard.agents.reviewer", "onboard.workflow.sweep.judge", "nbformat.v4"),
+    *("torch.export._trace", "sympy.tensor.tensor", "onboard.graph.rehearsed_load"),
 )
+"""The last line: what an export, and a child, would import in their turn, each for itself."""
 _POLL = 0.05
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _children: set[int] = set()
@@ -59,9 +61,14 @@ def _import_all() -> None:
     """Import what every child needs; one thread, or forking is not safe."""
     for name in _IMPORTS:
         importlib.import_module(name)
+    from onboard.graph.pipeline import load_pipeline
+    from onboard.graph.transform import get_transform, transform_keys
     from onboard.workflow.engine import load_phases
 
     load_phases()
+    for key in transform_keys():
+        get_transform(key)
+    load_pipeline({})
     import torch
 
     torch.set_num_threads(1)
