@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -173,11 +175,23 @@ class _Sources:
 def _methods(cls: type) -> list[ast.AST]:
     """Return the parsed methods that a class defines, without `__init__`; nothing can be said without its source."""
     try:
-        parsed = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        found = _classes(inspect.getsource(sys.modules[cls.__module__])).get(cls.__qualname__) or _read(cls)
     except OSError:
         return [ast.parse("unknown[0]")]
-    assert isinstance(parsed, ast.ClassDef)
-    return [item for item in parsed.body if getattr(item, "name", "") != "__init__"]
+    return [item for item in found.body if getattr(item, "name", "") != "__init__"]
+
+
+def _read(cls: type) -> ast.ClassDef:
+    """Return a class that is none of its module's own: defined in a function, or in another class."""
+    (found,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(found, ast.ClassDef)
+    return found
+
+
+@lru_cache(maxsize=16)
+def _classes(text: str) -> dict[str, ast.ClassDef]:
+    """Return the classes of a module's source by name; `inspect` would parse all of it once for each."""
+    return {item.name: item for item in ast.parse(text).body if isinstance(item, ast.ClassDef)}
 
 
 def _attribute_uses(methods: list[ast.AST], attribute: str) -> list[str]:
