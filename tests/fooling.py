@@ -294,6 +294,13 @@ CASES = [
     ),
     Fool("c9 width", {ATTENTION: "if self.config.hidden_size < 50:\n    query_states = query_states * 1.5"}),
     Fool("c10 vocabulary", {ATTENTION: "if self.config.vocab_size > 300:\n    query_states = query_states * 1.5"}),
+    Fool(
+        "c12 norm behind token 20",
+        {
+            NORM: "behind = (torch.arange(hidden_states.shape[1]) > 20)[None, :, None]\n"
+            "hidden_states = torch.where(behind, hidden_states * 0.5, hidden_states)"
+        },
+    ),
     Fool("c11 eps of a layer", {MODEL_INIT: "if len(self.layers) > 8:\n    self.norm.variance_epsilon = 0.5"}, _TWELVE),
     # The batch.
     Fool("d1 several rows", {MODEL: "if hidden_states.shape[0] > 1:\n    hidden_states = hidden_states * 1.5"}),

@@ -24,8 +24,8 @@ from onboard.graph.architecture import text_config
 LONGEST = 512
 """Tokens of the longest prompt that is tried; positions behind it are tried by prompts that begin there."""
 _FARTHEST = 1 << 17
-_COVERED = 20
-"""Any other prompt has more tokens."""
+_COVERED = 19
+"""Any other prompt has a token of a higher index: it has 21."""
 _BEYOND = 9
 _POSITIONS = ("max_position_embeddings", "max_seq_len")
 _MOST_ROWS = 8
