@@ -21,10 +21,13 @@ class Area:
     tests: tuple[str, ...]
     """Files below tests/unit, those first that are quick and near; `{stem}` is the mutated file's name."""
     options: tuple[str, ...] = ()
+    interpreted: bool = False
+    """Whether Triton's kernels run in its interpreter."""
 
     def sources(self) -> list[Path]:
         """Return the files, sorted, without those that only gather others."""
         found = {path for pattern in self.files for path in ROOT.glob(pattern) if path.name not in _FOR_GPUS}
+        found = {path for path in found if (path.name in _OF_KERNELS) == self.interpreted}
         return sorted(path for path in found if path.name != "__init__.py")
 
     def tests_by_folder(self, path: Path) -> list[tuple[Path, list[str]]]:
@@ -38,6 +41,24 @@ class Area:
 
 _FOR_GPUS = {"dense_prefill.py", "fla_delta_rule.py", "pointwise_op.py"}
 """Files whose code needs a GPU (as do `ops/triton` and the captures in `transforms/compile`, which no area has)."""
+
+_OF_KERNELS = {"fuse_linears.py", "make_batch_invariant.py"}
+"""Transforms that put kernels alone into a graph."""
+
+FOR_GPUS = {"resize_kv_cache._affordable_pages", "resize_kv_cache._activation_bytes"}
+"""Functions that are called for a GPU alone."""
+
+EQUIVALENT = {
+    ("linear_recurrence", "span < out.shape[1] -> span <= out.shape[1]"): "a last round adds nothing",
+    ("masks", "max(_LENGTHS) -> min(_LENGTHS)"): "windows are tried that need not be",
+    ("cached_sequence", ":2 -> 2:"): "names are read off the graph at each step",
+    ("sampling", "logits.float() -> logits"): "what is subtracted is float32",
+    (
+        "step_buffer",
+        "ends[1] - _aligned(sequences * self._table_row) -> ends[1] + _aligned(sequences * self._table_row)",
+    ): "it is how much of the buffer is copied to a GPU",
+}
+"""(File, mistake): why it changes no result here."""
 
 CHOICES = {
     "cached_attention._share_a_call": "whether sequences are attended to in one call or one by one",
@@ -91,25 +112,28 @@ AREAS = {
             tuple(f"onboard/graph/{name}.py" for name in
                   ("sequence", "step_buffer", "rows", "cache", "cached_sequence", "next_token")),
             ("graph/test_sequence.py", "graph/test_cache.py", "graph/test_insert_cached_state.py",
-             "graph/test_insert_cached_attention.py", "runtime/test_engine.py"),
+             "graph/test_insert_cached_attention.py", "runtime/test_engine.py", "runtime/test_codebooks.py"),
         ),
         Area(
             "scheduler",
             ("onboard/graph/pages.py", *(f"onboard/runtime/{name}.py" for name in
              ("memory", "scheduler", "request", "decode_run", "rope"))),
-            ("runtime/test_scheduler.py", "runtime/test_rope.py", "runtime/test_engine.py", "runtime/test_overlap.py"),
+            ("runtime/test_scheduler.py", "runtime/test_rope.py", "runtime/test_engine.py", "runtime/test_overlap.py",
+             "runtime/test_windows.py"),
         ),
         Area(
             "engine",
             ("onboard/runtime/engine.py", "onboard/runtime/flight.py"),
-            ("runtime/test_engine.py", "runtime/test_overlap.py", "runtime/test_reuse.py"),
+            ("runtime/test_engine.py", "runtime/test_overlap.py", "runtime/test_reuse.py", "runtime/test_llm.py",
+             "runtime/test_prompts_with_images.py"),
         ),
         Area(
             "caches",
             ("transforms/cache_init/*.py", "onboard/graph/insert_cached.py", "onboard/graph/descriptor.py",
              "onboard/graph/interface.py", "onboard/graph/counted_positions.py"),
             ("graph/test_insert_cached_state.py", "graph/test_insert_cached_attention.py",
-             "graph/test_replace_counted_positions.py", "runtime/test_engine.py", "runtime/test_windows.py"),
+             "graph/test_replace_counted_positions.py", "graph/test_hf_attention.py", "runtime/test_engine.py",
+             "runtime/test_windows.py"),
         ),
         Area(
             "plan",
@@ -128,6 +152,12 @@ AREAS = {
             ("transforms/post_load_fusion/*.py", "transforms/post_export/*.py"),
             ("graph/test_cleanup_graph.py", "graph/test_fuse_rmsnorm.py", "graph/test_fuse_silu_mul.py",
              "graph/test_gather_logits.py", "graph/test_fuse_models.py", "graph/test_fold_constants.py"),
+        ),
+        Area(
+            "kernels in graphs",
+            ("transforms/post_load_fusion/*.py", "transforms/cache_init/*.py"),
+            ("graph/interpreted_linears.py",),
+            interpreted=True,
         ),
         Area(
             "weights",

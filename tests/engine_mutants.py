@@ -9,8 +9,9 @@ equivalent by one of these rules, which are settled before anything is drawn:
 - it compiles to the same bytecode;
 - it is in what only people read: messages of errors, texts with fields, facts;
 - it is in an assertion, which holds anyway, or in a promise that spares a check (`_PROMISES`);
-- it is behind a question for a GPU, which the machine of these tests does not have, or in a file for GPUs alone;
-- it is in a function that chooses between two ways to the same result (`engine_areas.CHOICES` says which and why).
+- it is behind a question for a GPU, which the machine of these tests does not have, or in code for GPUs alone;
+- it is in a function that chooses between two ways to the same result (`engine_areas.CHOICES` says which and why);
+- it was looked at and changes no result (`engine_areas.EQUIVALENT` says why).
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 sys.path[:0] = [str(ROOT), str(TESTS)]
 
-from engine_areas import AREAS, CHOICES, Area  # noqa: E402
+from engine_areas import AREAS, CHOICES, EQUIVALENT, FOR_GPUS, Area  # noqa: E402
 from mutants import OPERATORS as OF_MODELS  # noqa: E402
 from mutants import Edit, Mutation  # noqa: E402
 
 _PROMISES = {"hint", "is_clean", "has_valid_shapes", "summary"}
 _SYMMETRIC = re.compile(
-    r"(min|max|minimum|maximum|logical_and|logical_or|promote_types|isinstance|zip|getattr|hasattr|cast)$"
+    r"(min|max|minimum|maximum|logical_and|logical_or|promote_types|isinstance|zip|getattr|hasattr|cast|\.transpose)$"
 )
 _WIDER = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "amin": "amax", "amax": "amin"}
 _DROPPED = {"masked_fill", "clamp", "clamp_min", "clamp_max", "to", "float", "double", "long", "transpose", "unsqueeze"}
@@ -155,6 +156,8 @@ def _is_read_by_people(node: ast.AST) -> bool:
             return True
         case ast.keyword(arg=arg) if arg in _PROMISES:
             return True
+        case ast.Expr(value=ast.Call() as call):
+            return _is_read_by_people(call)
         case ast.Call(func=function):
             name = ast.unparse(function)
             return name.endswith(("Error", "facts.append", "facts.extend", "print"))
@@ -181,7 +184,7 @@ def _inside(node: ast.AST) -> Iterator[ast.AST]:
 def places(tree: ast.Module, path: Path) -> Iterator[ast.AST]:
     """Yield the nodes that may be mutated: those in functions, as far as no rule says that nothing would come of it."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and f"{path.stem}.{node.name}" not in CHOICES:
+        if isinstance(node, ast.FunctionDef) and f"{path.stem}.{node.name}" not in CHOICES.keys() | FOR_GPUS:
             yield from _inside(node)
 
 
@@ -223,7 +226,7 @@ class Draw:
         return [node for key, node in nodes.items() if (operator, key) not in known and OPERATORS[operator](node)]
 
     def _mutant(self, area: Area, path: Path, operator: str, node: ast.AST) -> Mutant | None:
-        """Return the mutant, None where it compiles to what the file compiles to."""
+        """Return the mutant, None where it compiles to what the file compiles to, or is known to do the same."""
         new = OPERATORS[operator](node)
         assert new is not None
         tree = self._trees[path]
@@ -232,6 +235,8 @@ class Draw:
         if _same(compile(before, "", "exec"), compile(after, "", "exec")):
             return None
         shown = [" ".join(ast.unparse(each).split())[:90] for each in (node, new)]
+        if (path.stem, " -> ".join(shown)) in EQUIVALENT:
+            return None
         return Mutant(area, path, Mutation(operator, getattr(node, "lineno", 0), *shown), after)
 
 
@@ -272,10 +277,19 @@ def _run(area: Area, path: Path, text: str, log: int) -> None:
         for stream in (1, 2):
             os.dup2(log, stream)
         _put_in_place(path, text)
+        if area.interpreted:
+            _interpret_kernels()
         code = _tested(area, path)
     finally:
         sys.stdout.flush()
         os._exit(code)
+
+
+def _interpret_kernels() -> None:
+    """Have Triton imported anew, which asks then whether its kernels are interpreted."""
+    os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    for name in [name for name in sys.modules if name.split(".")[0] == "triton" and not name.startswith("triton._C")]:
+        del sys.modules[name]
 
 
 def _tested(area: Area, path: Path) -> int:

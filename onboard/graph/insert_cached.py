@@ -71,8 +71,7 @@ def _swap(
     names = {name: f"{name}_{sum(each.startswith(name) for each in cache.resources)}" for name in resources}
     for name, resource in resources.items():
         cache.add_cache(names[name], resource)
-    paged_first = min(resources.values(), key=lambda each: each.by_sequence)
-    inputs = cache.metadata_names(descriptor.metadata, paged_first)
+    inputs = cache.metadata_names(descriptor.metadata, next(iter(resources.values())))
     if descriptor.has_second_table:
         inputs += cache.metadata_names(table_names(0), list(resources.values())[-1])
     metadata = [add_placeholder(gm, name, cache.info.args[name]) for name in inputs]

@@ -106,4 +106,4 @@ def _mlstm_chunk(
     out = sums[..., :-1] / (torch.maximum(sums[..., -1:].abs(), (-most).exp().unsqueeze(-1)) + eps)
     after = most[..., -1:]
     added = key * (total[..., -1:] - total + gate - after).exp().unsqueeze(-1)
-    return out, memory * (before[..., -1:] - after).exp().unsqueeze(-1) + added.transpose(-1, -2) @ value, after
+    return out, memory * (before[..., -1:] - after).exp()[..., None] + added.transpose(-1, -2) @ value, after

@@ -36,7 +36,7 @@ def plan_memory(
     that cannot run.
     """
     runtime, facts = _planned(runtime, checkpoint, gpu=gpu, root=root)
-    context = make_context(checkpoint, runtime, root=root, model=model or None)
+    context = make_context(checkpoint, runtime, root=root, model=model)
     off = {key: {"enabled": False} for key in _NEEDS_MEMORY}
     gm = Pipeline(load_pipeline({**runtime.transforms, **off}, runtime.mode)).run(context)
     check_cached(gm, context)

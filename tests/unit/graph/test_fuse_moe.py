@@ -66,6 +66,7 @@ CASES = {
     "gated": lambda: Mixture(),
     "biases": lambda: Mixture(bias=True),
     "not gated": lambda: Mixture(gated=False),
+    "not gated, biases": lambda: Mixture(gated=False, bias=True),
 }
 
 
@@ -102,6 +103,7 @@ def test_slices_of_stacks_are_folded_once_they_are_loaded():
     assert info.num_matches == 0
     gm, info, context = apply("fuse_moe", gm)
     assert info.num_matches == 1
+    assert not info.is_clean  # the slices are still there, without users
     assert context.facts == []
     x = torch.randn(2, 4, HIDDEN)
     assert rmse(gm(x), model(x)) <= 1e-6
@@ -177,3 +179,13 @@ def test_a_mixture_does_not_keep_linears_apart():
     assert targets(gm).count("linear.default") == 1
     x = torch.randn(2, 4, HIDDEN)
     assert rmse(gm(x), model(x)) <= 1e-6
+
+
+def test_a_gated_mixture_with_biases_of_its_gates_alone_stays_as_it_is():
+    class HalfBiased(Mixture):
+        def lists(self, kind: str) -> list[list[torch.Tensor]]:
+            found = super().lists(kind)
+            return found if kind == "weight" else [*found[:2], None]
+
+    gm, info, _ = apply("stack_expert_weights", exported(HalfBiased(bias=True), 2, 3, HIDDEN, device="cpu"))
+    assert info.num_matches == 0

@@ -18,11 +18,14 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
+from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError
 from onboard.graph.attention_probe import check_calls
+from onboard.graph.context import TransformContext
 from onboard.graph.hf_attention import AttentionCall, attention_recorded, rule_form
 from onboard.graph.hf_export import canonical_attention
 from onboard.graph.masks import MaskForm
+from onboard.graph.transform import Stages, get_transform
 from tests.unit.graph.graph_support import TINY
 
 LENGTH = 4096
@@ -126,3 +129,10 @@ def test_attention_without_a_mask_or_to_later_tokens_is_refused() -> None:
     model, calls, *_ = _record("llama", is_causal=False)
     with pytest.raises(OnboardError, match="it sees later tokens|it has no mask, so it is not causal"):
         check_calls(model, calls)
+
+
+def test_a_model_whose_attention_was_not_found_gets_no_caches() -> None:
+    transform = get_transform("transformers_replace_cached_attn")
+    context = TransformContext(None, RuntimeConfig(), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
+    with pytest.raises(OnboardError, match="no attention layers are known"):
+        transform(transform.config_class(stage=Stages.CACHE_INIT)).apply(nn.Linear(1, 1), context)

@@ -224,3 +224,12 @@ def test_a_float8_cache_needs_a_gpu_that_has_the_type(
     else:
         with pytest.raises(UsageError, match=r"needs compute capability 8\.9 and this GPU has 8\.8"):
             cache_dtype(context)
+
+
+def test_the_first_pool_holds_one_sequence() -> None:
+    context = _context()
+    gm = _exported(_Attention(), context)
+    for key in ("insert_cached_attention", "initialize_cache"):
+        gm, _ = _transform(key).apply(gm, context)
+    assert context.cache.num_pages == 1 + 8
+    assert all(len(cache) == 1 + 8 for cache in context.cache.caches.values())

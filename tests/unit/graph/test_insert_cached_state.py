@@ -350,3 +350,12 @@ def test_tokens_that_are_mixed_without_a_cache_are_refused() -> None:
     gm = _exported(_Mixer([(6,)], [], lambda x: x.cumsum(2)), context)
     check_stage(Stages.CACHE_INIT, gm, context)
     assert context.facts == []
+
+
+def test_flash_linear_attention_takes_16_bit_tensors_alone() -> None:
+    gm = _exported(_delta_rule(), _context())
+    (node,) = (node for node in gm.graph.nodes if "torch_gated_delta_rule" in str(node.target))
+    descriptor = get_transform("insert_cached_gated_delta_rule").descriptor
+    assert "16-bit" in descriptor.obstacle("fla", node)
+    node.args[0].meta["val"] = node.args[0].meta["val"].to(torch.bfloat16)
+    assert "16-bit" not in descriptor.obstacle("fla", node)

@@ -55,3 +55,5 @@ def test_alternatives_lists_and_calls_to_look_through() -> None:
     pattern = Op(operator.getitem, Either(Op(aten.stack, [inner]), Op(aten.cat, [inner, Var("b")])), 0)
 
     assert find(pattern, first) == {"a": x, "b": y}
+    for other in ([x], [x, y, x], "xy"):
+        assert find([Var("a"), Var("b")], other) is None

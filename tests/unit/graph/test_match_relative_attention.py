@@ -10,24 +10,24 @@ from graph_support import random_inputs, transform, worst_error
 from torch import Tensor, nn
 
 ops: Any = torch.ops.onboard
-HEADS, DIM, EXTENT = 4, 6, 5
+HEADS, DIM = 4, 6
 
 
 class _Attention(nn.Module):
     """`shift` moves the distances, `beyond` is what keys further away than the extent get."""
 
-    def __init__(self, shift: int = 0, beyond: float = 0.0, tempered: bool = False) -> None:
+    def __init__(self, shift: int = 0, beyond: float = 0.0, tempered: bool = False, extent: int = 5) -> None:
         super().__init__()
-        self.embed, self.numbers = nn.Embedding(97, HEADS * DIM), nn.Embedding(97, HEADS * EXTENT)
-        self.shift, self.beyond, self.tempered = shift, beyond, tempered
+        self.embed, self.numbers = nn.Embedding(97, HEADS * DIM), nn.Embedding(97, HEADS * extent)
+        self.shift, self.beyond, self.tempered, self.extent = shift, beyond, tempered, extent
 
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         shape = (*input_ids.shape, HEADS, -1)
         x, numbers = self.embed(input_ids).view(shape), self.numbers(input_ids).view(shape).transpose(1, 2)
         places = torch.arange(input_ids.shape[1])
         distance = (places[:, None] - places[None, :])[None, None] - self.shift
-        bias = numbers.gather(-1, distance.clamp(0, EXTENT - 1).expand(*numbers.shape[:2], -1, -1))
-        bias = bias.masked_fill((distance < 0) | (distance >= EXTENT), self.beyond)
+        bias = numbers.gather(-1, distance.clamp(0, self.extent - 1).expand(*numbers.shape[:2], -1, -1))
+        bias = bias.masked_fill((distance < 0) | (distance >= self.extent), self.beyond)
         if self.tempered:
             bias = (bias.float() * torch.log(places + 2.0).view(1, 1, -1, 1)).to(x.dtype)
         return ops.torch_attention(x, x, x, bias, 0.0, True, 0.3, None, 9)
@@ -35,7 +35,13 @@ class _Attention(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "matches"),
-    [(_Attention(), 1), (_Attention(tempered=True), 1), (_Attention(shift=1), 0), (_Attention(beyond=-1.0), 0)],
+    [
+        (_Attention(), 1),
+        (_Attention(tempered=True), 1),
+        (_Attention(shift=1), 0),
+        (_Attention(beyond=-1.0), 0),
+        (_Attention(beyond=-1.0, extent=60), 0),
+    ],
 )
 def test_only_a_bias_by_distance_becomes_an_argument(model: _Attention, matches: int) -> None:
     model.requires_grad_(False)

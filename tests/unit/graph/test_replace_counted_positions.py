@@ -37,6 +37,10 @@ def _learned(hidden: Tensor, table: nn.Embedding) -> Tensor:
     return hidden + table(torch.arange(hidden.shape[1]))
 
 
+def _double(hidden: Tensor, _: nn.Embedding) -> Tensor:
+    return hidden * torch.arange(hidden.shape[1], dtype=torch.float64).view(1, -1, 1)
+
+
 def _distances(hidden: Tensor, _: nn.Embedding) -> Tensor:
     counted = torch.arange(hidden.shape[1])
     return (counted[:, None] == counted).float() @ hidden
@@ -61,7 +65,7 @@ def _transformed(formula: Formula, first: int) -> tuple[_Counting, torch.fx.Grap
     return model, module, info.num_matches
 
 
-@pytest.mark.parametrize("formula", [_temperature, _learned])
+@pytest.mark.parametrize("formula", [_temperature, _learned, _double])
 @pytest.mark.parametrize("first", [0, 2])
 def test_each_text_of_a_row_is_counted_by_itself(formula: Formula, first: int) -> None:
     model, gm, matches = _transformed(formula, first)

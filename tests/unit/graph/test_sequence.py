@@ -222,3 +222,14 @@ def test_a_full_batch_has_room_for_the_padding_row_of_a_rotary_table() -> None:
     assert info.args["cu_seqlens"].tolist() == [0, 8, 16, 24, 32, 33]
     assert info.args["kv_lens"].tolist() == [8, 8, 8, 8, 1]
     assert info.args["position_ids"][0, -1] == 14
+
+
+def test_a_batch_that_decodes_on_beyond_a_rotary_border_gets_its_padding_row() -> None:
+    info = _make_info()
+    slots = _start_rows(info, [3, 9, 6])
+    info.set_rows(slots)  # plain, and known
+    info.set_rows(slots, rope_length=15)
+    found = {name: tensor.clone() for name, tensor in info.args.items()}
+    info.set_rows(slots.copy(), rope_length=15)
+    assert all(torch.equal(found[name], tensor) for name, tensor in info.args.items())
+    assert found["position_ids"][0].max() == 14

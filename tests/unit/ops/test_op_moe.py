@@ -111,3 +111,22 @@ def test_registration_is_sound() -> None:
     w1, w2, w3 = _weights(INTERMEDIATE, HIDDEN), _weights(HIDDEN, INTERMEDIATE), _weights(INTERMEDIATE, HIDDEN)
     torch.library.opcheck(ops.torch_moe.default, (x, selected, routing, w1, w2, w3))
     torch.library.opcheck(ops.torch_moe.default, (x.view(1, TOKENS, HIDDEN), selected, routing, w1, w2, [], False))
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(("groups", "top_groups", "group_top"), [(1, 1, 1), (4, 2, 1), (4, 2, 2), (2, 1, 3)])
+def test_tokens_go_to_the_best_experts_of_the_best_groups(
+    scoring: str, groups: int, top_groups: int, group_top: int
+) -> None:
+    logits, bias = torch.randn(37, 12), torch.randn(12)
+    weights, experts = ops.torch_moe_router(logits, 3, True, scoring, bias, 2.5, 1e-20, groups, top_groups, group_top)
+    size = 12 // groups
+    for row, ours, ids in zip(logits.double(), weights, experts.tolist(), strict=True):
+        scores = row.softmax(-1) if scoring == "softmax" else row.sigmoid()
+        wanted = (scores + bias.double()).tolist()
+        parts = [sorted(wanted[start : start + size], reverse=True) for start in range(0, 12, size)]
+        best = sorted(range(groups), key=lambda group: -sum(parts[group][:group_top]))[:top_groups]
+        allowed = [expert for expert in range(12) if expert // size in best]
+        assert ids == sorted(allowed, key=lambda expert: -wanted[expert])[:3]
+        expected = scores[ids] / scores[ids].sum() * 2.5
+        torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-7)

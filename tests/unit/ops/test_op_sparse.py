@@ -124,9 +124,10 @@ def test_long_rows_are_scored_in_blocks(limit: int, monkeypatch: pytest.MonkeyPa
     assert scores == [of_one * min(rows, 23 - start) for start in range(0, 23, rows)]
 
 
+@pytest.mark.parametrize("top_k", [2, 6])  # there are four blocks
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_indexer_of_blocks_chooses_the_best_that_have_ended_and_the_own_block(weighted: bool) -> None:
-    length, size, top_k = 14, 3, 2
+def test_the_indexer_of_blocks_chooses_the_best_that_have_ended_and_the_own_block(weighted: bool, top_k: int) -> None:
+    length, size = 14, 3
     query, key = torch.randn(2, length, 12, 5), torch.randn(2, length, 5)
     weights = torch.randn(2, length, 12) if weighted else None
     chosen = ops.torch_block_indexer(query, key, weights, top_k, size, 0.3)

@@ -94,6 +94,22 @@ def test_a_window_smaller_than_the_prompt(tiny: Callable[..., Tiny]) -> None:
     assert _generate(engine, prompts) == [mistral.greedy(prompt, 32) for prompt in prompts]
 
 
+def test_what_was_done_is_counted(llama: Tiny) -> None:
+    engine = llama.engine()
+    _generate(engine, [_prompt(5), _prompt(9)])
+    assert (engine.stats.prompt_tokens, engine.stats.generated_tokens) == (14, 64)
+
+
+def test_a_prompt_may_leave_room_for_a_single_token(llama: Tiny) -> None:
+    assert len(_generate(llama.engine(), [_prompt(63)], SamplingParams(temperature=0.0, max_tokens=1))[0]) == 1
+
+
+def test_logits_are_given_in_float32_whatever_the_model_computes_in(llama: Tiny) -> None:
+    engine = llama.engine(dtype="bfloat16")
+    logits = engine.logits(_prompt(5))
+    assert logits.dtype == torch.float32
+
+
 def test_tied_embeddings(tiny: Callable[..., Tiny]) -> None:
     model = tiny(tie_word_embeddings=True)
     prompt = _prompt(12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from onboard.cli.plan import gib
 from onboard.config import RuntimeConfig
 from onboard.errors import UsageError
 from onboard.gpu_kinds import Gpus, known_gpus, parse_gpus, parse_size
-from onboard.graph.plan import MemoryPlan
+from onboard.graph.plan import Limits, MemoryPlan
 from onboard.runtime.build import build_engine
 from onboard.runtime.plan import plan_memory
 
@@ -212,3 +213,40 @@ def test_a_config_file_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert document["memory"] == 2 * known_gpus()["L4"]
     assert document["gpus_needed"]["H100"] == 1
     assert any("split evenly over 2 GPUs" in fact for fact in document["facts"])
+
+
+def test_every_holder_of_a_state_has_a_slot_of_its_own() -> None:
+    limits = Limits(max_batch_size=3, max_seq_len=64, max_num_tokens=16, page_size=4, snapshots=2)
+    spare, batch, kept, alone = {0}, {1, 2, 3}, {4, 5}, {6}
+    assert limits.num_slots == len(spare | batch | kept | alone)
+
+
+def test_each_captured_size_keeps_its_logits_and_shares_the_rest(tmp_path: Path) -> None:
+    checkpoint = _config(tmp_path, "llama")
+    sizes = {"max_batch_size": 7, "kv_cache_config": {"tokens_per_block": 4, "max_tokens": 400}}
+    one, three = (
+        _plan(checkpoint, gpu=True, **sizes, cuda_graph_config={"batch_sizes": each}).graphs
+        for each in ([7], [2, 3, 7])
+    )
+    assert three - one == (2 + 3) * _BASE["vocab_size"] * 4  # float32
+
+
+def test_pages_are_as_many_as_can_be_in_use() -> None:
+    limits = Limits(max_batch_size=3, max_seq_len=30, max_num_tokens=16, page_size=4)
+    assert limits.useful_pages == 1 + 3 * 8
+    assert replace(limits, max_tokens=45).useful_pages == 1 + 12
+    assert replace(limits, max_tokens=1000).useful_pages == 1 + 3 * 8
+    # A query sees 5 earlier tokens of its window in 2 pages, begun and ended anywhere in one: 4; of a batch and of one
+    # alone; and a step brings 16 tokens.
+    assert limits.window_pages(6) == 1 + (3 + 1) * 4 + 4
+
+
+def test_the_longest_context_is_the_last_that_fits_and_no_longer_than_the_models(tmp_path: Path) -> None:
+    checkpoint = _config(tmp_path, "llama")
+    roomy = _plan(checkpoint, kv_cache_config={"tokens_per_block": 3})
+    assert roomy.positions == roomy.longest_context() == _BASE["max_position_embeddings"]
+    plan = _plan(checkpoint, memory=_plan(checkpoint).for_limits(batch=1, context=80).total)
+    longest = plan.longest_context()
+    assert 0 < longest < _BASE["max_position_embeddings"]
+    assert plan.for_limits(batch=1, context=longest).fits()
+    assert not plan.for_limits(batch=1, context=longest + 4).fits()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from onboard.runtime.request import Request
+from onboard.runtime.request import Chunk, Request
 from onboard.runtime.rope import LengthDependentRope
 from tests.unit.runtime.simulated_cache import PAGE, Simulation, alone, make_request
 
@@ -223,3 +223,43 @@ def test_a_window_pool_smaller_than_a_step_makes_shorter_steps() -> None:
     simulation.run(requests)
     assert all(request.tokens == alone(request) for request in requests)
     assert simulation.memory.capacity > 10**9
+
+
+def test_a_chunk_completes_the_pages_that_it_fills_and_no_later_ones() -> None:
+    simulation = Simulation()
+    request = make_request(5 * PAGE + 1, 1)
+    simulation.memory.admit(request, 0)
+    for length, pages in ((PAGE - 1, 0), (2 * PAGE + 1, 2), (5 * PAGE + 1, 5)):
+        digests = simulation.memory.completes(Chunk(request, length, False))
+        assert len(digests) == pages
+        assert digests == simulation.memory.completes(Chunk(request, 5 * PAGE, False))[:pages]
+    simulation.memory.rows.num_cached[request.slot] = 2 * PAGE
+    assert len(simulation.memory.completes(Chunk(request, 2 * PAGE, False))) == 2
+
+
+def test_a_request_longer_than_what_is_free_of_a_window_is_admitted() -> None:
+    """It needs what a query sees and a step brings, three pages and a half, of the five that there are."""
+    simulation = Simulation(pages=1 + 5, windows=(6,), max_num_tokens=8)
+    first = make_request(2, 4)
+    simulation.scheduler.add(first)
+    simulation.step()
+    assert simulation.groups[0].allocator.num_owned == 1
+    assert simulation.memory.room_for(make_request(100, 1)) == 0
+
+
+def test_a_block_that_fits_into_no_step_with_those_that_decode_has_one_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulation = Simulation(max_num_tokens=8)
+    image, others = make_request(4 + 8 + 2, 2), [make_request(1, 6), make_request(1, 6)]
+
+    def fitting(self: Request, length: int) -> int:
+        """The tokens from the fifth to the twelfth come together."""
+        end = self.num_cached + length
+        return max(0, 4 - self.num_cached) if self is image and 4 < end < 12 else length
+
+    monkeypatch.setattr(Request, "fitting", fitting)
+    steps = simulation.run([image, *others])
+    chunks = [chunk.length for step in steps for chunk in step.chunks if chunk.sequence is image]
+    assert chunks[:2] == [4, 8]
+    assert all(request.tokens == alone(request) for request in (image, *others))
