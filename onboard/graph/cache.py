@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class KVPagedResource:
-    """One layer's keys or values: a tensor `[pages, num_kv_heads, page_size, head_dim]`."""
+    """One layer's keys or values: a tensor `[pages, num_kv_heads, keys of a page, head_dim]`."""
 
     by_sequence: ClassVar[bool] = False
 
@@ -19,14 +19,21 @@ class KVPagedResource:
     head_dim: int
     dtype: torch.dtype
     page_size: int
-    """What a page holds: a key for each of its tokens, or fewer where a key stands for several."""
+    """Tokens of a page."""
     sliding_window: int | None = None
     """Keys that a query sees; None: all. Old pages are kept, only never read again."""
+    tokens_per_key: int = 1
+    """Tokens that a key stands for; it lies in the page of the last of them."""
+
+    @property
+    def keys_per_page(self) -> int:
+        """Return the most keys that lie in one page."""
+        return (self.page_size - 1) // self.tokens_per_key + 1
 
     @property
     def bytes_per_page(self) -> int:
         """Bytes of one page of this cache."""
-        return self.num_kv_heads * self.page_size * self.head_dim * self.dtype.itemsize
+        return self.num_kv_heads * self.keys_per_page * self.head_dim * self.dtype.itemsize
 
     def num_bytes(self, num_pages: int) -> int:
         """Return the bytes of `num_pages` pages."""
@@ -34,7 +41,7 @@ class KVPagedResource:
 
     def shape(self, num_pages: int) -> tuple[int, int, int, int]:
         """Return the tensor's shape for `num_pages` pages."""
-        return num_pages, self.num_kv_heads, self.page_size, self.head_dim
+        return num_pages, self.num_kv_heads, self.keys_per_page, self.head_dim
 
     def allocate(self, num_pages: int, device: torch.device) -> torch.Tensor:
         """Return a new cache; zeroed, since a masked key times an uninitialised NaN would still be NaN."""

@@ -47,6 +47,8 @@ class TransformContext:
     dtype: torch.dtype
     first_position: int = 0
     """The position of a text's first token."""
+    longest: int | None = None
+    """The largest `max_seq_len` for which the exported graph is right; None: that of the run, as far as is known."""
     codebooks: Codebooks = ONE_CODEBOOK
     """What a token stands for."""
     facts: list[str] = field(default_factory=list)

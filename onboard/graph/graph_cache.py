@@ -2,8 +2,10 @@
 
 A graph is a function of the model file, the model's config, the transforms with their fields, the run's settings, the
 names and shapes in the checkpoint, the device, this package's own code and the libraries' versions; each is in the key,
-and the whole key is in the file and compared, not its digest alone. Weights are not kept: a graph is kept as it is
-before they are loaded, or, when all later parameters are theirs, joined at most, as it is before it is compiled.
+and the whole key is in the file and compared, not its digest alone. How much a run holds (sequences, tokens, pages) is
+no part of its graph; of its longest sequence only a range is, which is in the file. Weights are not kept: a graph is
+kept as it is before they are loaded, or, when all later parameters are theirs, joined at most, as it is before it is
+compiled.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import logging
 import os
 import platform
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,6 +27,7 @@ import torch
 from torch import fx, nn
 
 from onboard.content import CONTENT_ROOT
+from onboard.graph.cache import CacheResource, KVPagedResource
 from onboard.graph.checkpoint import Checkpoint
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.interface import make_interface
@@ -45,8 +48,12 @@ _LIBRARIES = (
     "xdsl",
 )
 _SWITCHES = ("TRITON_INTERPRET",)
-_NOT_IN_KEY = {"model", "revision", "transforms"}
-"""Fields of a run: where the model is found says nothing of it, and the transforms are in the key as they are run."""
+_NOT_IN_KEY = {
+    *("model", "revision", "transforms", "dtype", "device"),
+    *("max_seq_len", "max_batch_size", "max_num_tokens", "overlap", "kv_cache_config", "cuda_graph_config"),
+}
+"""Fields of a run: where the model is found says nothing of it; transforms, dtype and device are in the key as they
+come out; the others say how much the run holds."""
 
 log = logging.getLogger("onboard.pipeline")
 
@@ -89,7 +96,8 @@ class GraphCache:
             return None
         try:
             module, extra = load_graph(path)
-            if extra["parts"] != _text(parts):
+            least, most = extra["lengths"]
+            if extra["parts"] != _text(parts) or not least <= context.runtime.max_seq_len <= most:
                 return None
             done = {key: Done(key, *rest) for key, *rest in extra["done"]}
             os.utime(path)
@@ -100,7 +108,7 @@ class GraphCache:
         if extra["resources"] is not None:
             context.cache = make_interface(context)
             for name, resource in extra["resources"].items():
-                context.cache.add_cache(name, resource)
+                context.cache.add_cache(name, _in_pages(resource, context))
         return Restored(module, done, extra["facts"])
 
     def keep(
@@ -117,6 +125,7 @@ class GraphCache:
             "parts": _text(parts),
             "done": [[each.key, each.skipped, each.num_matches, each.summary] for each in done],
             "facts": list(facts),
+            "lengths": _lengths(context),
             "resources": None if cache_ is None else dict(cache_.resources),
         }
         try:
@@ -208,6 +217,7 @@ def key_parts(context: TransformContext, transforms: Iterable[BaseTransform[Any]
         "config": [type(factory.config).__name__, config],
         "transforms": [[each.key, each.config.model_dump(mode="json")] for each in transforms],
         "runtime": runtime.model_dump(mode="json", exclude=_NOT_IN_KEY),
+        "cache_dtype": runtime.kv_cache_config.dtype,
         "checkpoint": None if runtime.skip_loading_weights else _headers(factory.checkpoint),
         "dtype": str(context.dtype),
         "device": _device(context.device),
@@ -215,6 +225,25 @@ def key_parts(context: TransformContext, transforms: Iterable[BaseTransform[Any]
         "versions": {name: _version(name) for name in _LIBRARIES} | {"python": platform.python_version()},
         "switches": {name: os.environ.get(name) for name in _SWITCHES},
     }
+
+
+def _lengths(context: TransformContext) -> list[int]:
+    """Return the least and the greatest `max_seq_len` with which the run would have this graph.
+
+    A window counts where sequences are longer: its pages are then in a group of their own, which has inputs of its own.
+    """
+    own = context.runtime.max_seq_len
+    resources = context.cache.resources.values() if context.cache is not None else ()
+    paged = [resource for resource in resources if isinstance(resource, KVPagedResource)]
+    windows = {resource.sliding_window for resource in paged if resource.sliding_window is not None}
+    least = max((window + 1 for window in windows if window < own), default=1)
+    return [least, min([context.longest or own, *(window for window in windows if window >= own)])]
+
+
+def _in_pages(resource: CacheResource, context: TransformContext) -> CacheResource:
+    """Return a cache with pages of the run's own size."""
+    size = context.runtime.kv_cache_config.tokens_per_block
+    return replace(resource, page_size=size) if isinstance(resource, KVPagedResource) else resource
 
 
 def _text(parts: dict[str, Any]) -> str:

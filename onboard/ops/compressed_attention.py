@@ -22,11 +22,6 @@ def _fake(query: Tensor, *_: object, **__: object) -> Tensor:
     return torch.empty_like(query, memory_format=torch.contiguous_format)
 
 
-def entries_of_page(page_size: int, block_size: int) -> int:
-    """Return the most blocks of which the last token lies in one page."""
-    return (page_size - 1) // block_size + 1
-
-
 @register_op(_fake, carries_state=True)
 def torch_compressed_attention(
     query: Tensor,
@@ -86,7 +81,7 @@ def _attend(
 
 @dataclass(frozen=True)
 class _Entries:
-    """The entries of sequences in the pages [pages, 1, `entries_of_page`, dim] in which their blocks end."""
+    """The entries of sequences in the pages [pages, 1, entries of a page, dim] in which their blocks end."""
 
     cache: Tensor
     page_size: int
@@ -134,7 +129,7 @@ def torch_cached_compressed_attention(
         cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host: as in `torch_cached_attention`.
         entry_table, entry_slots: as `block_table` and `slot_mapping`, where the pages of entries lie.
         kv_cache: [pages, 1, page_size, dim], written to.
-        entry_cache: [pages, 1, `entries_of_page`, dim], written to: the entries of the blocks that end in the page.
+        entry_cache: [pages, 1, entries of a page, dim], written to: the entries of the blocks that end in the page.
 
     Returns:
         Like query; zeros for tokens beyond the last sequence.

@@ -14,7 +14,6 @@ from onboard.graph.fx import arguments
 from onboard.graph.insert_cached import InsertCached
 from onboard.graph.sequence import METADATA_NAMES
 from onboard.graph.transform import register_transform
-from onboard.ops.compressed_attention import entries_of_page
 
 
 class CompressedAttentionDescriptor(CachedOpDescriptor):
@@ -30,10 +29,10 @@ class CompressedAttentionDescriptor(CachedOpDescriptor):
         """Return one cache for the window's tokens and one for the entries, of which a page has few."""
         kv, entries = (tensor_argument(node, index).meta["val"] for index in (1, 2))
         found = arguments(node)
-        room = entries_of_page(page_size, found["block_size"])
+        window, block = found["sliding_window"], found["block_size"]
         return {
-            "kv_cache": KVPagedResource(1, int(kv.shape[3]), dtype or kv.dtype, page_size, found["sliding_window"]),
-            "entry_cache": KVPagedResource(1, int(entries.shape[2]), dtype or entries.dtype, room),
+            "kv_cache": KVPagedResource(1, int(kv.shape[3]), dtype or kv.dtype, page_size, window),
+            "entry_cache": KVPagedResource(1, int(entries.shape[2]), dtype or entries.dtype, page_size, None, block),
         }
 
     def constants(self, node: fx.Node) -> tuple[Any, ...]:

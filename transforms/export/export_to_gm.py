@@ -10,6 +10,9 @@ from onboard.graph.context import TransformContext
 from onboard.graph.layer_kinds import Repeated, find_repeated
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
+_FARTHEST = 1 << 20
+"""Tokens of the longest text that a graph may be kept for."""
+
 
 class ExportToGMConfig(TransformConfig):
     """How the model is captured."""
@@ -76,7 +79,10 @@ def _check_sizes(graph: nn.Module, name: str, context: TransformContext) -> None
 
     The last token of the longest text is never an input.
     """
-    from onboard.graph.guards import refuse_broken_guard  # imports a computer algebra system
+    from onboard.graph.guards import broken_guard, refuse_broken_guard  # imports a computer algebra system
 
     assert isinstance(graph, fx.GraphModule)
-    refuse_broken_guard(graph, name, context.runtime.max_seq_len - 1, "max_seq_len")
+    if broken_guard(graph, max(_FARTHEST, context.runtime.max_seq_len) - 1) is None:
+        context.longest = _FARTHEST
+    else:
+        refuse_broken_guard(graph, name, context.runtime.max_seq_len - 1, "max_seq_len")

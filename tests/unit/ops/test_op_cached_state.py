@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from onboard.graph.cache import KVPagedResource
 from onboard.graph.sequence import SequenceInfo
 from onboard.ops.block_attention import torch_cached_block_attention
 from onboard.ops.block_indexer import torch_cached_block_indexer
@@ -26,7 +27,7 @@ from onboard.ops.cached_indexer import torch_cached_lightning_indexer
 from onboard.ops.cached_mla import torch_cached_mla
 from onboard.ops.cached_sparse import torch_cached_sparse_mla
 from onboard.ops.cached_ssm import torch_cached_selective_scan, torch_cached_ssm
-from onboard.ops.compressed_attention import entries_of_page, torch_cached_compressed_attention
+from onboard.ops.compressed_attention import torch_cached_compressed_attention
 from onboard.ops.dynamic_mask import torch_cached_dynamic_mask_attention
 from onboard.ops.gated_pool import torch_cached_gated_pool
 from onboard.ops.kda import torch_cached_kda
@@ -261,7 +262,8 @@ def _pool(block_size: int, overlap: bool) -> Mechanism:
 
 def _compressed(block_size: int, window: int, top_k: int | None = None) -> Mechanism:
     """Attention to a window and to entries, all or those that an indexer chooses; a page holds what each has."""
-    sinks, room = _random(4), entries_of_page(PAGE, block_size)
+    sinks = _random(4)
+    room = KVPagedResource(1, 5, torch.float32, PAGE, None, block_size).keys_per_page
 
     def whole(q: Tensor, kv: Tensor, entries: Tensor, query: Tensor, key: Tensor) -> Tensor:
         chosen = None if top_k is None else ops.torch_block_indexer(query, key, None, top_k, block_size, 0.4)

@@ -12,7 +12,7 @@ from naive import relative_error
 from torch import Tensor
 
 import onboard.ops  # noqa: F401
-from onboard.ops.compressed_attention import entries_of_page
+from onboard.graph.cache import KVPagedResource
 
 ops: Any = torch.ops.onboard
 
@@ -75,7 +75,7 @@ def test_a_page_has_room_for_the_blocks_that_end_in_it_each_in_its_own_place(pag
     for start in range(0, 40 * page, page):
         places = [at % page // size for at in range(start, start + page) if at % size == size - 1]
         assert len(set(places)) == len(places)
-        assert max(places, default=0) < entries_of_page(page, size)
+        assert max(places, default=0) < KVPagedResource(1, 5, torch.float32, page, None, size).keys_per_page
 
 
 def test_registration_is_sound() -> None:

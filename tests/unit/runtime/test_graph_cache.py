@@ -16,11 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from onboard.config import RuntimeConfig
 from onboard.graph import graph_cache
-from onboard.graph.graph_cache import GraphCache, cache_folder, key_parts
+from onboard.graph.graph_cache import GraphCache, _lengths, cache_folder, key_parts
 from onboard.graph.pipeline import load_pipeline
 from onboard.graph.saved_graph import CannotSaveError, decode, encode
 from onboard.runtime.build import make_context
 from onboard.runtime.engine import Engine
+from onboard.runtime.sampling import SamplingParams
 from tests.unit.runtime.tiny import Tiny
 
 IDS = [5, 1, 40, 7, 7, 23, 9]
@@ -126,10 +127,6 @@ EDITS: dict[str, Callable[[Tiny], None]] = {
     "the checkpoint's dtypes": _edit_checkpoint,
 }
 FIELDS: dict[str, dict[str, Any]] = {
-    "max_seq_len": {"max_seq_len": 60},
-    "max_batch_size": {"max_batch_size": 3},
-    "max_num_tokens": {"max_num_tokens": 48},
-    "page size": {"kv_cache_config": {"tokens_per_block": 8}},
     "cache dtype": {"kv_cache_config": {"dtype": "bfloat16"}},
     "dtype": {"dtype": "bfloat16"},
     "fewer layers": {"model_kwargs": {"num_hidden_layers": 1}},
@@ -158,6 +155,57 @@ def test_a_change_of_the_settings_changes_the_key(made: Tiny) -> None:
     keys = {"none": _key(made)} | {name: _key(made, **fields) for name, fields in FIELDS.items()}
     texts = {name: json.dumps(key, sort_keys=True, default=str) for name, key in keys.items()}
     assert len(set(texts.values())) == len(texts)
+
+
+ROOM: dict[str, Any] = {
+    "max_seq_len": 90,
+    "max_batch_size": 3,
+    "max_num_tokens": 11,
+    "overlap": True,
+    "kv_cache_config": {"tokens_per_block": 8, "max_tokens": 104, "enable_block_reuse": False},
+}
+
+
+def test_how_much_a_run_holds_is_not_in_the_key(made: Tiny) -> None:
+    assert _key(made, **ROOM) == _key(made)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_a_run_of_other_room_takes_the_kept_graph_and_computes_the_same(
+    tiny: Callable[..., Tiny], folder: Path, monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    options = {} if window is None else {"sliding_window": window, "head_dim": 8}
+    model = tiny("llama" if window is None else "gemma2", own_file=window is None, **options)
+    model.engine()
+    room = {"max_seq_len": 50, "max_batch_size": 3, "max_num_tokens": 5, "kv_cache_config": {"tokens_per_block": 8}}
+    kept = model.engine(**room)
+    monkeypatch.setenv("ONBOARD_CACHE", "")
+    fresh = model.engine(**room)
+    assert _from_cache(kept)
+    assert not _from_cache(fresh)
+    assert [str(node.target) for node in kept.gm.graph.nodes] == [str(node.target) for node in fresh.gm.graph.nodes]
+    assert kept.cache.resources == fresh.cache.resources
+    assert {name: each.shape for name, each in kept.cache.caches.items()} == {
+        name: each.shape for name, each in fresh.cache.caches.items()
+    }
+    _close(kept, model)
+    [output] = kept.submit(IDS, SamplingParams(temperature=0.0, max_tokens=30))
+    kept.run()
+    assert output.generated == model.greedy(IDS, 30)
+
+
+def test_a_graph_is_kept_for_the_lengths_that_would_give_the_same(tiny: Callable[..., Tiny], folder: Path) -> None:
+    """Where sequences are no longer than a window, its pages are everyone's."""
+    model = tiny("gemma2", own_file=False, sliding_window=9, head_dim=8)
+    model.engine()
+    for length, is_kept in ((10, True), (64, True), (9, False), (10, False), (9, False)):
+        engine = model.engine(max_seq_len=length)
+        assert bool(_from_cache(engine)) == is_kept, length
+        assert len(engine.cache.groups) == (1 if length <= 9 else 2)
+    context = make_context(model.checkpoint, RuntimeConfig(**RUN), root=model.root)
+    assert _lengths(context) == [1, 64]  # nothing is known of the graph beyond those of the run
+    context.longest = 1000
+    assert _lengths(context) == [1, 1000]
 
 
 def test_code_libraries_device_and_switches_are_in_the_key(made: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +244,7 @@ CHANGES: dict[str, Callable[[str], str]] = {
     "another function": lambda text: text.replace("_operator:getitem", "os:system"),
     "another class": lambda text: text.replace("onboard.graph.cache:KVPagedResource", "subprocess:Popen"),
     "cut off": lambda text: text[:-20],
-    "another key": lambda text: text.replace(r"\"max_seq_len\": 64", r"\"max_seq_len\": 63"),
+    "another key": lambda text: text.replace(r"\"cache_dtype\": \"auto\"", r"\"cache_dtype\": \"other\""),
 }
 
 
