@@ -96,11 +96,12 @@ def test_a_batch_without_a_captured_size_is_a_fact(model: Tiny) -> None:
 
 def test_the_cache_takes_its_share_of_the_memory_that_is_left(model: Tiny) -> None:
     config = {"max_batch_size": 4096, "max_num_tokens": 4096, "cuda_graph_config": {"batch_sizes": [1]}}
-    free, _ = torch.cuda.mem_get_info()
+    before, _ = torch.cuda.mem_get_info()
     llm = _load(model, **config, kv_cache_config={"free_gpu_memory_fraction": 0.001})
     cache = llm.engine.cache
     useful = 1 + 4096 * cache.info.pages_per_sequence
     assert cache.num_pages < useful
     taken = sum(each.nbytes for each in cache.caches.values())
     assert taken == cache.num_pages * cache.bytes_per_page
-    assert 0.0008 * free < taken < 0.001 * free
+    after, _ = torch.cuda.mem_get_info()  # others may take from the device, and give back, meanwhile
+    assert 0.0008 * min(before, after) < taken < 0.001 * max(before, after + taken)
