@@ -10,6 +10,7 @@ import os
 import resource
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,8 @@ class Job(StrictModel):
 def run_child(job: Job) -> None:
     """Onboard the job's target; returns only when there is no more to say."""
     _confine(job)
-    programs = ForkServer()
-    with (job.folder / EVENTS).open("a", encoding="utf-8", buffering=1) as file:
+    events = (job.folder / EVENTS).open("a", encoding="utf-8", buffering=1)
+    with closing(ForkServer()) as programs, events as file:  # closed: what it used counts as this process's
 
         def emit(**event: Any) -> None:
             file.write(json.dumps(event) + "\n")
