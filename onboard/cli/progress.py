@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -34,6 +35,9 @@ class PlainObserver:
     def started(self, name: str) -> None:
         """A log shows what ended, not what began."""
 
+    def doing(self, text: str) -> None:
+        """Nor what is on its way."""
+
     def finished(self, outcome: PhaseOutcome) -> None:
         """Write the phase's line."""
         print(describe(outcome), file=sys.stderr, flush=True)
@@ -44,6 +48,7 @@ class TerminalObserver:
     """Shows the phase that runs and for how long, above it those that ended."""
 
     console: Console
+    phase: str = field(default="", init=False)
     spinner: Progress | None = field(default=None, init=False)
 
     def waiting(self) -> None:
@@ -52,7 +57,13 @@ class TerminalObserver:
 
     def started(self, name: str) -> None:
         """Show the phase's name."""
+        self.phase = name
         self._spin(name)
+
+    def doing(self, text: str) -> None:
+        """Show it beside the phase's name."""
+        if self.spinner is not None:
+            self.spinner.update(self.spinner.task_ids[0], description=escape(f"{self.phase}: {text}"))
 
     def finished(self, outcome: PhaseOutcome) -> None:
         """Replace the spinner by the phase's line."""

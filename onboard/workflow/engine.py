@@ -53,6 +53,9 @@ class Observer(Protocol):
     def started(self, name: str) -> None:
         """A phase begins its work."""
 
+    def doing(self, text: str) -> None:
+        """The phase that runs has come this far: what it is at, or how much of it is done."""
+
     def finished(self, outcome: PhaseOutcome) -> None:
         """A phase is done, skipped or failed."""
 
@@ -235,7 +238,7 @@ class _Run:
         return self._execute(phase)
 
     def _execute(self, phase: Phase) -> PhaseOutcome:
-        self.executing = True
+        self.executing, self.context.doing = True, self.observer.doing
         self.context.files.replacing = phase.name == self.from_
         self.observer.started(phase.name)
         if not self.context.files.held:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from onboard.analysis.spec import ModelSpec
 from onboard.config import DType, StrictModel
 from onboard.workflow.programs import RunModule, in_new_interpreter
+from onboard.workflow.watched import Tell
 
 if TYPE_CHECKING:
     from onboard.hub import ModelSource
@@ -39,6 +40,10 @@ class RunOptions(StrictModel):
     """Fetch the weights at once: a later phase of this run needs them."""
 
 
+def _to_nobody(_: str) -> None:
+    """Whoever runs a phase by itself does not watch it."""
+
+
 @dataclass
 class RunContext:
     """One run of the workflow for one model."""
@@ -56,6 +61,8 @@ class RunContext:
     """Where the model's files are (`onboard.hub`): a local folder, the cache or a Hub; weights on demand."""
     run_module: RunModule = in_new_interpreter
     """How phases start programs of Python."""
+    doing: Tell = _to_nobody
+    """Hears what the phase that runs is at."""
 
     def artifact(self, name: str) -> Path:
         """Return the path of an artifact in the work folder."""

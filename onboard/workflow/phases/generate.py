@@ -53,7 +53,9 @@ def _of_transformers(context: RunContext) -> tuple[str, float]:
     from onboard.codegen.model_file import generate_model_file
     from onboard.codegen.prove import prove
 
+    context.doing("translating")
     text = generate_model_file(context.spec)
+    context.doing("proving")
     return text, max(proof.error for proof in prove(text, context.spec))
 
 

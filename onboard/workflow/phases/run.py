@@ -26,6 +26,7 @@ from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.results import now
 from onboard.workflow.state import hash_inputs
 from onboard.workflow.verdict import recorded
+from onboard.workflow.watched import last_line, watched
 
 ARTIFACT = "run.json"
 MAX_REDUCED_LAYERS = 8
@@ -176,10 +177,11 @@ def run_agent(
     words = ["onboard.agents.run_agent", *map(str, arguments)]
     # The weights are here by now: nothing is to be fetched from inside the run.
     environment = {"PYTHONUNBUFFERED": "1"} | ({"HF_HUB_OFFLINE": "1"} if context.options.offline else {})
-    with log.open("a", encoding="utf-8") as file:
+    with log.open("a+", encoding="utf-8") as file:
         file.write(f"=== {description}\n$ python -m {' '.join(words)}\n")
         file.flush()
-        code = context.run_module(words, file, environment=environment)
+        with watched(file, last_line, lambda line: context.doing(f"{description}: {line}")):
+            code = context.run_module(words, file, environment=environment)
     result = _read_result(output, code)
     output.unlink(missing_ok=True)
     return {"description": description, **result}

@@ -76,7 +76,7 @@ def _alone(context: RunContext) -> Iterator[None]:
 def _run(context: RunContext, test_file: Path) -> dict[str, Any]:
     own_code = context.spec.repository is not None
     gpu = context.options.device != "cpu" and not own_code  # that runs without devices
-    local = partial(run_pytest, run_module=context.run_module)
+    local = partial(run_pytest, run_module=context.run_module, tell=context.doing)
     with _runnable_root(context) as root:
         return run_tests(root, test_file, gpu=gpu, run=partial(remote.run_pytest, context) if own_code else local)
 

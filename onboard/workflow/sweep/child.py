@@ -155,6 +155,9 @@ class _Observer:
         """Note where the process is."""
         self.emit(step=name)
 
+    def doing(self, text: str) -> None:
+        """Nobody looks on."""
+
     def finished(self, outcome: PhaseOutcome) -> None:
         """Note how a phase went."""
         error = outcome.exception

@@ -66,6 +66,9 @@ class Recorder:
     def started(self, name: str) -> None:
         self.heard.append((name, "started"))
 
+    def doing(self, text: str) -> None:
+        self.heard.append((text, "doing"))
+
     def finished(self, outcome: PhaseOutcome) -> None:
         self.heard.append((outcome.name, outcome.status))
 
