@@ -91,13 +91,18 @@ class ModelRun:
         """Run the engine; return the error that ended it, if any."""
         from onboard.cli.progress import observer
         from onboard.workflow.engine import Engine, load_phases, open_run
+        from onboard.workflow.warm import WarmPrograms
 
+        programs = WarmPrograms()
         try:
             self.context = open_run(self.model, self.root, self.options)
+            self.context.run_module, self.context.warm_up = programs, programs.start
             engine = Engine(load_phases(), observer())
             self.outcome = engine.run(self.context, until=until, from_=from_, fresh=fresh)
         except (OnboardError, KeyboardInterrupt) as error:
             return error
+        finally:
+            programs.close()
         return self.outcome.exception
 
     def with_way_out(self, error: BaseException | None) -> BaseException | None:

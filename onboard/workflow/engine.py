@@ -187,13 +187,15 @@ class _Run:
         self.keep_earlier = from_ is not None
         self.input_hash = ""
         self.executing = False
+        self.later: Sequence[Phase] = ()
         self.judged: dict[str, tuple[PhaseRecord, PhaseOutcome]] = {}
         context.files.held = not context.options.dry_run
 
     def run(self, phases: Sequence[Phase]) -> RunOutcome:
         """Run or skip each phase until one fails."""
         outcome = RunOutcome(self.context.model, self.context.root)
-        for phase in phases:
+        for index, phase in enumerate(phases):
+            self.later = phases[index + 1 :]
             if not phase.judges_input:
                 self._release()
             if phase.name == self.from_:
@@ -241,6 +243,8 @@ class _Run:
         self.executing, self.context.doing = True, self.observer.doing
         self.context.files.replacing = phase.name == self.from_
         self.observer.started(phase.name)
+        if not phase.starts_programs and any(each.starts_programs for each in self.later):
+            self.context.warm_up()
         if not self.context.files.held:
             self._save({phase.name: PhaseRecord(status="running", input_hash=self.input_hash)})
         result: PhaseResult = phase.run(self.context)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -40,6 +41,10 @@ class RunOptions(StrictModel):
     """Fetch the weights at once: a later phase of this run needs them."""
 
 
+def _nothing_to_warm() -> None:
+    """Programs have interpreters of their own."""
+
+
 def _to_nobody(_: str) -> None:
     """Whoever runs a phase by itself does not watch it."""
 
@@ -61,6 +66,8 @@ class RunContext:
     """Where the model's files are (`onboard.hub`): a local folder, the cache or a Hub; weights on demand."""
     run_module: RunModule = in_new_interpreter
     """How phases start programs of Python."""
+    warm_up: Callable[[], None] = _nothing_to_warm
+    """Called when programs will be started in a while."""
     doing: Tell = _to_nobody
     """Hears what the phase that runs is at."""
 
@@ -124,6 +131,8 @@ class Phase(ABC):
     writes are held back: bad input changes no file."""
     needs_weights: ClassVar[bool] = False
     """The phase reads the checkpoint's weights."""
+    starts_programs: ClassVar[bool] = False
+    """The phase starts programs of Python, which import the libraries."""
 
     @abstractmethod
     def inputs(self, context: RunContext) -> dict[str, Any]:

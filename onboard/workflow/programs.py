@@ -65,21 +65,11 @@ def in_new_interpreter(
             raise
 
 
-class ForkServer:
-    """A process forked now, which forks one more for each module that it is to run, later: see `RunModule`.
+class _Server:
+    """The process at the other end of a connection, which forks for each module that it is to run."""
 
-    These have this process's imports and nothing of what it does after, and spare the seconds that importing the
-    libraries takes. Make it while the process has one thread and no CUDA context.
-    """
-
-    def __init__(self) -> None:
-        self._connection, other = Pipe()
-        parent, self._pid = os.getpid(), os.fork()
-        if self._pid == 0:
-            die_with(parent)
-            self._connection.close()
-            _serve(other)
-        other.close()
+    def __init__(self, connection: Connection, pid: int) -> None:
+        self._connection, self._pid = connection, pid
 
     def __call__(
         self,
@@ -103,13 +93,50 @@ class ForkServer:
             os.close(reading)
             os.close(writing)
 
+
+class ForkServer(_Server):
+    """A process forked now, which forks one more for each module that it is to run, later: see `RunModule`.
+
+    These have this process's imports and nothing of what it does after, and spare the seconds that importing the
+    libraries takes. Make it while the process has one thread and no CUDA context.
+    """
+
+    def __init__(self) -> None:
+        connection, other = Pipe()
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            die_with(parent)
+            connection.close()
+            serve(other)
+        other.close()
+        super().__init__(connection, pid)
+
     def close(self) -> None:
         """End the process."""
         self._connection.close()
         os.waitpid(self._pid, 0)
 
 
-def _serve(connection: Connection) -> None:
+class NewServer(_Server):
+    """A new process that runs `python -m MODULE FD`, which is to `serve` the connection of that number."""
+
+    def __init__(self, module: str) -> None:
+        connection, other = Pipe()
+        end, nothing = other.fileno(), subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, str(end)], pass_fds=[end], stdin=nothing, stdout=nothing, stderr=nothing
+        )
+        other.close()
+        super().__init__(connection, self._process.pid)
+
+    def close(self) -> None:
+        """End the process, whatever it is at."""
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def serve(connection: Connection) -> None:
     """Fork for every request, and leave this process without going back to whoever forked it."""
     code = 1
     try:
@@ -130,6 +157,8 @@ def _run_apart(request: tuple[list[str], str, dict[str, str]], streams: list[int
         code = 1
         try:
             die_with(server)
+            if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # an interrupt is the program's, not the server's
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             code = _become(*request, *streams)
         finally:
             os._exit(code)

@@ -37,6 +37,7 @@ class Run(Phase):
     """Runs the model with reduced layers, then with all; both must succeed."""
 
     name = "run"
+    starts_programs = True
     needs_weights: ClassVar[bool] = True
 
     def inputs(self, context: RunContext) -> dict[str, Any]:

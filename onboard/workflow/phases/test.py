@@ -28,6 +28,7 @@ class TestPhase(Phase):
     """Generated tests, bottom-up: block, layer, whole model, export, cached decode; all must pass."""
 
     name = "test"
+    starts_programs = True
     __test__ = False  # not a test class, whatever pytest thinks of its name
 
     def inputs(self, context: RunContext) -> dict[str, Any]:

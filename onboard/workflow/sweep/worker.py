@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import resource
@@ -23,16 +22,8 @@ from onboard.workflow.orphans import die_with
 from onboard.workflow.sweep.child import EVENTS, LOG, VERDICT, Job, run_child, run_judge
 from onboard.workflow.sweep.record import TargetRecord
 from onboard.workflow.sweep.verdict import Verdict
+from onboard.workflow.warm import import_all
 
-_IMPORTS = (
-    *("torch", "torch.export", "torch._dynamo", "transformers", "pytest", "jinja2"),
-    *("transformers.modeling_utils", "transformers.models.auto.modeling_auto", "onboard.workflow.engine"),
-    *("onboard.analysis.analyze", "onboard.codegen.prove", "onboard.codegen.model_file", "onboard.codegen.test_file"),
-    *("onboard.runtime.llm", "onboard.testing", "onboard.testing.plugin", "onboard.workflow.sweep.checkpoint"),
-    *("onboard.agents.run_agent", "onboard.agents.reviewer", "onboard.workflow.sweep.judge", "nbformat.v4"),
-    *("torch.export._trace", "sympy.tensor.tensor", "onboard.graph.rehearsed_load"),
-)
-"""The last line: what an export, and a child, would import in their turn, each for itself."""
 _POLL = 0.05
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _children: set[int] = set()
@@ -43,7 +34,8 @@ def serve() -> None:
     """Do the jobs on stdin until it ends."""
     for number in _ENDING:
         signal.signal(number, _end)
-    _import_all()
+    import_all("onboard.workflow.sweep.checkpoint", "onboard.workflow.sweep.judge")
+    _spare_the_others()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
     for line in sys.stdin:
@@ -58,23 +50,11 @@ def _end(*_: object) -> None:
     os._exit(1)
 
 
-def _import_all() -> None:
-    """Import what every child needs; one thread, or forking is not safe."""
-    for name in _IMPORTS:
-        importlib.import_module(name)
-    from onboard.graph.pipeline import load_pipeline
-    from onboard.graph.transform import get_transform, transform_keys
-    from onboard.workflow.engine import load_phases
-
-    load_phases()
-    for key in transform_keys():
-        get_transform(key)
-    load_pipeline({})
+def _spare_the_others() -> None:
+    """Keep a child to one core, since there is a worker for each, and from looking for garbage all the time."""
     import torch
 
     torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()  # what was imported stays: no child looks through it for garbage, or copies its pages by doing so
     gc.set_threshold(50_000, 20, 50)
 
 

@@ -35,6 +35,7 @@ from onboard.workflow.phases.cookbook import Cookbook, notebook_path
 from onboard.workflow.phases.register import Register
 from onboard.workflow.phases.run import Run, _read_result, accepted_layers, reduced_layers
 from onboard.workflow.programs import ForkServer, RunModule, in_new_interpreter
+from onboard.workflow.warm import WarmPrograms
 
 from .conftest import make_context, make_spec
 
@@ -341,7 +342,13 @@ def test_a_failing_run_names_its_log_and_keeps_the_record(random_checkpoint: Pat
     assert (record["status"], list(record["runs"])) == ("compile_error", ["reduced"])
 
 
-@pytest.mark.parametrize("start", [lambda: in_new_interpreter, ForkServer])
+def _warm() -> WarmPrograms:
+    programs = WarmPrograms()
+    programs.start()
+    return programs
+
+
+@pytest.mark.parametrize("start", [lambda: in_new_interpreter, ForkServer, _warm])
 def test_a_process_that_dies_is_a_runtime_error(
     start: Callable[[], RunModule], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -329,3 +329,19 @@ def test_a_folder_is_the_same_model_however_it_is_written(workflow: Workflow, mo
     for written in ("model", "./model/", "model/../model"):
         context = open_run(written, workflow.root, RunOptions())
         assert (context.model, context.work_dir) == (workflow.context.model, workflow.context.work_dir)
+
+
+def test_libraries_are_imported_ahead_of_the_programs_that_a_later_phase_starts(workflow: Workflow) -> None:
+    workflow.phases[2].starts_programs = True  # type: ignore[misc]
+    warmed: list[str] = []
+
+    def run(**arguments: Any) -> list[str]:
+        context = open_run(str(workflow.model), workflow.root, RunOptions())
+        context.warm_up = lambda: warmed.append(workflow.recorder.heard[-1][0])
+        Engine(workflow.phases, workflow.recorder).run(context, **arguments)
+        return [warmed.pop(0) for _ in list(warmed)]
+
+    assert run(until="spec") == []
+    assert run(from_="gather") == ["gather", "spec"]
+    assert run() == []
+    assert run(from_="code") == []
