@@ -88,9 +88,9 @@ def _text(file: IO[bytes]) -> str:
 
 def serve(address: str) -> None:
     """Fork for everyone who asks, as long as the process that started this one lives."""
-    from onboard.workflow.sweep import worker
+    from onboard.workflow.sweep.worker import prepare
 
-    worker._import_all()
+    prepare()
     parent = os.getppid()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{address}.new")

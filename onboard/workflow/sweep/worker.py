@@ -34,8 +34,7 @@ def serve() -> None:
     """Do the jobs on stdin until it ends."""
     for number in _ENDING:
         signal.signal(number, _end)
-    import_all("onboard.workflow.sweep.checkpoint", "onboard.workflow.sweep.judge")
-    _spare_the_others()
+    prepare()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
     for line in sys.stdin:
@@ -50,8 +49,9 @@ def _end(*_: object) -> None:
     os._exit(1)
 
 
-def _spare_the_others() -> None:
-    """Keep a child to one core, since there is a worker for each, and from looking for garbage all the time."""
+def prepare() -> None:
+    """Import what children need; keep them to one core, since each has its worker, and from looking for garbage."""
+    import_all("onboard.workflow.sweep.checkpoint", "onboard.workflow.sweep.judge")
     import torch
 
     torch.set_num_threads(1)
