@@ -20,7 +20,9 @@ from onboard.analysis.block_indexers import probe_block_indexer
 from onboard.analysis.composite import is_under, unused_parts
 from onboard.analysis.compressors import check_keys_beside, probe_compressor
 from onboard.analysis.experts import probe_experts
+from onboard.analysis.layer_modules import with_modules
 from onboard.analysis.masks import mask_makers
+from onboard.analysis.mixture_traits import active_parameters
 from onboard.analysis.own_cache import cache_notes
 from onboard.analysis.positions import first_position
 from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
@@ -130,6 +132,7 @@ def _spec(
         blocks += _mask_blocks(tiny)
     whole = _without_memory(full)
     kinds = _layer_kinds(whole, tiny, recordings[0], {b.class_name for b in blocks if b.kind == "experts"}, eager)
+    found = traits(text_config(full), tiny, recordings[0], blocks)
     return ModelSpec(
         model=model,
         revision=revision,
@@ -141,14 +144,15 @@ def _spec(
         source_hash=sources_hash(sources),
         sources=[source.path.name for source in sources],
         num_parameters=_parameters(whole),
+        active_parameters=active_parameters(whole, blocks, found),
         config=dict(config),
-        traits=traits(text_config(full), tiny, recordings[0], blocks)
+        traits=found
         | position_bias(recordings[0])
         | _codebooks(tiny)
         | _positions(full, tiny)
         | _repeated(tiny, recordings[0]),
         blocks=blocks,
-        layer_kinds=kinds,
+        layer_kinds=[with_modules(kind, tiny, recordings[0], blocks) for kind in kinds],
         eager=eager,
         never_called=_never_called(tiny, recordings),
         tricky=_tricky(text_config(full), recordings[0]),

@@ -1,11 +1,15 @@
-"""How many experts a mixture has, how many a token goes to, and how many every token does: as its config says."""
+"""How many experts a mixture has, how many a token goes to, and how many every token does: as its config says.
+
+How many parameters that makes for a token, the modules of the model tell.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis.spec import Block, Trait
@@ -33,6 +37,28 @@ def mixture(config: PretrainedConfig, blocks: Sequence[Block]) -> dict[str, Trai
     if "shared_experts" not in out and (width := next(_counts(values, _SHARED_WIDTH), None)):
         out["shared_experts"] = Trait(value=1, evidence=f"config.json: {width[0]}")
     return out
+
+
+def active_parameters(model: nn.Module, blocks: Sequence[Block], traits: Mapping[str, Trait]) -> int | None:
+    """Return how many of a model's parameters one token meets; None where it is no mixture, or its config is silent.
+
+    Of `n` routed experts in a module a token goes to as many as the traits say; all else, the embeddings too, counts.
+    """
+    classes = {block.class_name for block in blocks if block.kind == "experts"}
+    experts, chosen = (traits[name].value if name in traits else None for name in ("experts", "experts_per_token"))
+    if not classes or not isinstance(experts, int) or not isinstance(chosen, int):
+        return None
+    modules = [module for module in model.modules() if type(module).__name__ in classes]
+    idle = sum(_idle(module, experts, chosen) for module in modules)
+    return sum(parameter.numel() for parameter in model.parameters()) - idle
+
+
+def _idle(module: nn.Module, experts: int, chosen: int) -> int:
+    """Return the parameters of a module's routed experts that a token does not go to; a stack tells their number."""
+    parameters = list(module.parameters())
+    stacked = {len(parameter) for parameter in parameters if parameter.dim() == 3}
+    count = stacked.pop() if len(stacked) == 1 else experts
+    return sum(parameter.numel() for parameter in parameters) * max(0, count - chosen) // count
 
 
 def _counts(values: dict[str, Any], pattern: str) -> Iterator[tuple[str, int]]:

@@ -50,6 +50,8 @@ class LayerKind(_Record):
     layers: list[int]
     path: str
     """Module path of the first such layer of the tiny model, which has each kind once."""
+    modules: dict[str, str] = Field(default_factory=dict)
+    """What such a layer has: name in the layer -> class of a block, in the order in which they come to their end."""
 
 
 class RepositoryCode(_Record):
@@ -84,6 +86,8 @@ class ModelSpec(_Record):
     sources: list[str] = Field(default_factory=list)
     """Names of these files: that of `hf_module`, then those that a composite has its text model from."""
     num_parameters: int
+    active_parameters: int | None = None
+    """Of a mixture: those that one token meets, of the routed experts only as many as it goes to."""
     config: dict[str, Any]
     """The checkpoint's config.json."""
     traits: dict[str, Trait]

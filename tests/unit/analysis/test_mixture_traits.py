@@ -6,10 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import PretrainedConfig
+import torch
+from torch import nn
+from transformers import MixtralConfig, MixtralForCausalLM, PretrainedConfig
 
-from onboard.analysis.mixture_traits import mixture
-from onboard.analysis.spec import Block
+from onboard.analysis.layer_modules import with_modules
+from onboard.analysis.mixture_traits import active_parameters, mixture
+from onboard.analysis.recorder import record
+from onboard.analysis.spec import Block, LayerKind
 from onboard.analysis.traits import _attention
 
 EXPERTS = [Block(class_name="X", kind="experts", path="", source="x.py:1")]
@@ -53,3 +57,41 @@ def test_attention_is_named_by_what_its_heads_share(fields: dict[str, Any], expe
     call = SimpleNamespace(window=None, keywords={"softcap": None, "s_aux": None})
     recording: Any = SimpleNamespace(attention=[call])
     assert _attention(config, config, recording)["attention"].value == expected
+
+
+@pytest.fixture(scope="module")
+def mixtral() -> MixtralForCausalLM:
+    torch.manual_seed(torch.seed() % 2**31)
+    config = MixtralConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        num_local_experts=5, num_experts_per_tok=2, vocab_size=30, head_dim=8,
+    )  # fmt: skip
+    return MixtralForCausalLM(config)
+
+
+def _experts(model: nn.Module) -> list[nn.Module]:
+    return [module for name, module in model.named_modules() if name.endswith("mlp.experts")]
+
+
+def test_active_parameters_are_those_that_a_tokens_gradient_reaches(mixtral: MixtralForCausalLM) -> None:
+    mixtral.zero_grad()
+    mixtral(torch.tensor([[7]]), use_cache=False).logits.square().sum().backward()
+    idle = 0
+    for parameter in (parameter for module in _experts(mixtral) for parameter in module.parameters()):
+        assert parameter.grad is not None
+        idle += sum(weight.numel() for weight, grad in zip(parameter, parameter.grad, strict=True) if not grad.any())
+    assert idle
+    total = sum(parameter.numel() for parameter in mixtral.parameters())
+    [name] = {type(module).__name__ for module in _experts(mixtral)}
+    blocks = [Block(class_name=name, kind="experts", path="", source="x.py:1")]
+    assert active_parameters(mixtral, blocks, mixture(mixtral.config, blocks)) == total - idle
+    assert active_parameters(mixtral, [], {}) is None
+
+
+def test_a_kind_of_layer_has_its_modules_in_the_order_in_which_they_run(mixtral: MixtralForCausalLM) -> None:
+    recording = record(mixtral, {"input_ids": torch.tensor([[7, 3]]), "position_ids": torch.tensor([[0, 1]])})
+    names = ("MixtralAttention", "MixtralRMSNorm", "MixtralSparseMoeBlock")
+    blocks = [Block(class_name=name, kind="other", path="", source="x.py:1") for name in names]
+    kind = with_modules(LayerKind(name="a", layers=[1], path="model.layers.1"), mixtral, recording, blocks)
+    assert list(kind.modules) == ["input_layernorm", "self_attn", "post_attention_layernorm", "mlp"]
+    assert kind.modules["mlp"] == "MixtralSparseMoeBlock"
