@@ -59,6 +59,11 @@ class Checkout:
             return None
         return cls(repo, root)
 
+    @property
+    def head(self) -> str:
+        """The commit that is checked out, with "-dirty" where files differ; empty before the first one."""
+        return _head_of(self._repo) if self._repo.head.is_valid() else ""
+
     def read(self, path: str, branch: str) -> str | None:
         """Return a file's text as the branch has it, as HEAD has it while there is no such branch, or None."""
         tip = self._tip(branch) or self._head()
@@ -144,7 +149,10 @@ def commit_of(folder: Path) -> str:
     except ImportError:  # there is no git executable
         return ""
     try:
-        repo = git.Repo(folder)
-        return f"{repo.head.commit.hexsha}{'-dirty' if repo.is_dirty() else ''}"
+        return _head_of(git.Repo(folder))
     except (git.GitError, ValueError):  # no checkout, or one without a commit
         return ""
+
+
+def _head_of(repo: Any) -> str:
+    return f"{repo.head.commit.hexsha}{'-dirty' if repo.is_dirty() else ''}"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from onboard import __version__
-from onboard.analysis.spec import Block, LayerKind, ModelSpec
+from onboard.analysis.spec import LayerKind, ModelSpec
 from onboard.workflow.checkpoint import layer_kinds, max_positions, native_values
+from onboard.workflow.human_notes import human_notes, reduced_facts
+from onboard.workflow.layer_picture import layer_parts
 from onboard.workflow.phase import RunContext
 
 ARTIFACTS = ("gather", "survey", "tests", "review", "registration", "run")
@@ -30,23 +33,24 @@ def report_view(context: RunContext) -> dict[str, Any]:
         "version": __version__,
         "spec": spec,
         "name": found["registration"].get("name", context.model),
+        "about": about(found["run"]),
         "facts": key_facts(spec, found["gather"]),
         "chips": chips(found, dict(runs)),
         "layers": layer_strip(kinds),
         "kinds": [kind_view(spec, kind, index) for index, kind in enumerate(kinds)],
-        "outer_blocks": [block for block in spec.blocks if not block.path.startswith(layers_prefix(spec))],
         "files": files(context, found),
         "tests": test_groups(found["tests"].get("tests", [])),
         "test_command": found["tests"].get("command", ""),
         "review": found["review"],
+        "review_items": review_groups(found["review"]),
         "review_text": review_text(found["review"]),
         "runs": [run_view(name, run) for name, run in runs],
-        "run_facts": run_facts(dict(runs)),
+        "notes": human_notes(spec, found),
+        "reduced_facts": reduced_facts(dict(runs)),
         "full": dict(runs).get("full", {}),
         "command": found["run"].get("command", ""),
         "registration": found["registration"],
         "survey": found["survey"],
-        "limitations": limitations(spec, found, dict(runs)),
     }
 
 
@@ -55,11 +59,27 @@ def found_artifacts(context: RunContext) -> dict[str, dict[str, Any]]:
     return {name: _optional(context, f"{name}.json") for name in ARTIFACTS}
 
 
-def run_facts(runs: dict[str, dict[str, Any]]) -> list[str]:
-    """Return what the full run recorded, then what only the reduced one did, which says so."""
-    full = runs.get("full", {}).get("facts", [])
-    others = [(run["description"], fact) for run in runs.values() for fact in run.get("facts", [])]
-    return list(dict.fromkeys([*full, *(f"{description}: {fact}" for description, fact in others if fact not in full)]))
+def about(run: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return when, with what, where and how the run was made, as (name, value); what nobody recorded is left out."""
+    made, settings = run.get("provenance", {}), run.get("runs", {}).get("full", {}).get("settings", {})
+    versions = [f"{name} {version}" for name, version in made.get("versions", {}).items()]
+    gpu = [settings["device_name"]] if settings.get("device") == "cuda" else []
+    host = [made["host"]] if "host" in made else []
+    commits = {"onboard": made.get("source_commit"), "this root": made.get("root_commit")}
+    found = [
+        ("Date", run.get("date", "")[:16].replace("T", " ") + " UTC" if "date" in run else ""),
+        ("Machine", "; ".join([*gpu, *host])),
+        ("Versions", ", ".join(versions)),
+        ("Commit", "; ".join(f"{short_commit(commit)} ({name})" for name, commit in commits.items() if commit)),
+        ("Command", made.get("onboard", "")),
+    ]
+    return [(name, value) for name, value in found if value]
+
+
+def short_commit(commit: str) -> str:
+    """Return a commit for people; one that is "-dirty" has changes."""
+    digest, _, dirty = commit.partition("-")
+    return f"{digest[:12]}{' with changes' if dirty else ''}"
 
 
 def key_facts(spec: ModelSpec, gather: dict[str, Any]) -> list[tuple[str, str]]:
@@ -67,6 +87,7 @@ def key_facts(spec: ModelSpec, gather: dict[str, Any]) -> list[tuple[str, str]]:
     config, positions = native_values(spec.config), max_positions(spec.config)
     found = [
         (short_count(spec.num_parameters), "parameters"),
+        *active_facts(spec),
         (str(sum(len(kind.layers) for kind in layer_kinds(spec))), "layers"),
         (str(config.get("hidden_size") or ""), "hidden size"),
         (str(config.get("vocab_size") or ""), "vocabulary"),
@@ -74,6 +95,17 @@ def key_facts(spec: ModelSpec, gather: dict[str, Any]) -> list[tuple[str, str]]:
         (size(gather["bytes"]) if gather.get("bytes") else "", "of weights"),
     ]
     return [(value, name) for value, name in found if value]
+
+
+def active_facts(spec: ModelSpec) -> list[tuple[str, str]]:
+    """Return the figures of a mixture: parameters and experts that one token meets."""
+    values = {name: spec.traits[name].value for name in ("experts", "experts_per_token") if name in spec.traits}
+    active = spec.active_parameters
+    at_most = any(block.parameters.get("identity") for block in spec.blocks if block.kind == "experts")
+    return [
+        (short_count(active) if active else "", f"active a token{', at most' if at_most else ''}"),
+        (" of ".join(str(values[name]) for name in reversed(values)) if len(values) > 1 else "", "experts a token"),
+    ]
 
 
 def chips(found: dict[str, Any], runs: dict[str, Any]) -> list[dict[str, str]]:
@@ -107,30 +139,15 @@ def layer_strip(kinds: list[LayerKind]) -> list[dict[str, Any]]:
     return [{"index": layer, "kind": kind_of[layer]} for layer in sorted(kind_of)]
 
 
-def layers_prefix(spec: ModelSpec) -> str:
-    """Return the path of the list of decoder layers, with its dot: "model.layers."."""
-    return spec.layer_kinds[0].path.rpartition(".")[0] + "."
-
-
 def kind_view(spec: ModelSpec, kind: LayerKind, index: int) -> dict[str, Any]:
-    """Return a kind of layer: which layers are of it, and the blocks in its first one."""
-    prefix = f"{kind.path}."
-    shared = f"{spec.layer_kinds[0].path}."
-    blocks = [_inner(block, prefix) or _inner(block, shared) for block in spec.blocks]
+    """Return a kind of layer: which layers are of it, and the parts of the first one."""
     return {
         "name": kind.name.replace("_", " "),
         "index": index,
         "count": len(kind.layers),
         "range": ranges(kind.layers),
-        "path": kind.path,
-        "blocks": [block for block in blocks if block],
+        "parts": layer_parts(spec, kind, native_values(spec.config)),
     }
-
-
-def _inner(block: Block, prefix: str) -> dict[str, str] | None:
-    if not block.path.startswith(prefix):
-        return None
-    return {"name": block.path.removeprefix(prefix), "class_name": block.class_name, "kind": block.kind}
 
 
 def ranges(numbers: list[int]) -> str:
@@ -170,10 +187,17 @@ _WORK_FILES = (
 )
 
 
+_BESIDE = {
+    "export": "the same generated model before its export: whether the exported graph takes other shapes",
+    "first_position": "transformers' own model, whose positions begin there",
+}
+"""Level -> what its tests are compared with, where that is not transformers."""
+
+
 def test_groups(tests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the tests by level, in the order in which they ran, each with its bar on the error scale.
 
-    Skipped ones are only counted, by reason.
+    Those that passed are apart from the others, and skipped ones are only counted, by reason.
     """
     levels: dict[str, list[dict[str, Any]]] = {}
     for test in tests:
@@ -182,11 +206,31 @@ def test_groups(tests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             "level": level.replace("_", " "),
-            "rows": [row for row in rows if row["status"] != "skipped"],
+            "beside": _BESIDE.get(level, "Hugging Face's model with the same random weights"),
+            "passed": (passed := [row for row in rows if row["status"] == "passed"]),
+            "summary": passed_summary(passed),
+            "rows": [row for row in rows if row["status"] not in ("passed", "skipped")],
             "skipped": Counter(row["message"] for row in rows if row["status"] == "skipped"),
         }
         for level, rows in levels.items()
     ]
+
+
+def passed_summary(rows: Sequence[dict[str, Any]]) -> str:
+    """Return how many tests passed, and the one that came nearest to its tolerance."""
+    measured = [row for row in rows if row["error"] is not None and row["tolerance"]]
+    worst = max(measured, key=lambda row: row["error"] / row["tolerance"], default=None)
+    nearest = f", error at most {worst['error']:.1e} of {worst['tolerance']:.1e} allowed" if worst else ""
+    return f"{len(rows)} passed{nearest}"
+
+
+def review_groups(review: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return the reviewer's items: those that hold, and the others."""
+    items = review.get("items", [])
+    return {
+        "held": [item for item in items if item["verdict"] == "PASS"],
+        "others": [item for item in items if item["verdict"] != "PASS"],
+    }
 
 
 def error_position(error: float | None) -> float | None:
@@ -199,33 +243,19 @@ def error_position(error: float | None) -> float | None:
 
 
 def run_view(name: str, run: dict[str, Any]) -> dict[str, Any]:
-    """Return a run with its transforms' bars (share of the slowest) and readable sizes."""
+    """Return a run with readable sizes and its transforms' bars (share of the slowest), idle ones apart."""
     transforms = [entry for entry in run.get("transforms", []) if entry["enabled"]]
     slowest = max((entry["seconds"] for entry in transforms), default=0) or 1
     bars = [entry | {"bar": round(100 * entry["seconds"] / slowest, 1)} for entry in transforms]
-    return run | {"name": name, "transforms": bars, "memory": size(run.get("peak_memory_bytes") or 0)}
-
-
-def limitations(spec: ModelSpec, found: dict[str, Any], runs: dict[str, Any]) -> list[str]:
-    """Return what is not covered, not shown or not judged."""
-    full, tests = runs.get("full", {}), found["tests"].get("tests", [])
-    settings, text = full.get("settings", {}), full.get("text") or {}
-    skipped = sum(test["status"] == "skipped" for test in tests)
-    notes = [f"{skipped} tests were skipped for want of the hardware that they need."] if skipped else []
-    if not full:
-        notes.append("There was no full run.")
-    notes += [f"{fact[0].upper()}{fact[1:]}." for fact in full.get("facts", []) if "world_size" in fact]
-    if settings.get("device") == "cpu":
-        notes.append("Ran on the CPU only: GPU kernels and CUDA graphs are untested for this model.")
-    if settings.get("device") == "cuda" and not full["cuda_graphs"]["used"]:
-        notes.append("CUDA graphs were not used.")
-    if text.get("verdict") == "not judged":
-        notes.append(f"The text was not judged: {text['reason']}.")
-    notes += [f"{note[0].upper()}{note[1:]}." for note in (full.get("comparison") or {}).get("notes", [])]
-    positions, longest = max_positions(spec.config), settings.get("max_seq_len")
-    if positions and longest and longest < positions:
-        notes.append(f"The config serves {longest:,} of the model's {positions:,} positions (max_seq_len).")
-    return notes
+    idle = [entry for entry in bars if not entry["num_matches"] and not entry["error"]]
+    skipped = sum(entry["skipped"] for entry in idle)
+    return run | {
+        "name": name,
+        "transforms": [entry for entry in bars if entry not in idle],
+        "idle": idle,
+        "idle_summary": f"{len(idle)} more: {len(idle) - skipped} matched nothing, {skipped} were skipped",
+        "memory": size(run.get("peak_memory_bytes") or 0),
+    }
 
 
 def size(num_bytes: float) -> str:

@@ -9,12 +9,14 @@ from onboard.content import content_path
 from onboard.git import BranchUpdate, Checkout, branch_name
 from onboard.registry import HEADER, RegistryEntry, load_entries
 from onboard.registry_text import insert_entry, set_fields
+from onboard.workflow.human_notes import human_notes
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.cookbook import notebook_path
 from onboard.workflow.phases.matrix import empty_matrix, updated_matrix
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
+from onboard.workflow.phases.report import SHARED
 from onboard.workflow.phases.run import ARTIFACT as RUN
-from onboard.workflow.report_view import limitations, review_text, short_count
+from onboard.workflow.report_view import about, active_facts, review_groups, review_text, short_count
 from onboard.workflow.results import load_results
 
 TEMPLATE = "pull_request/pull_request.md.j2"
@@ -31,7 +33,9 @@ class PullRequest(Phase):
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on the files of the branch and on what the text says."""
         return {
-            "template": context.files.digest(content_path("templates", TEMPLATE, root=context.root)),
+            "templates": [
+                context.files.digest(content_path("templates", name, root=context.root)) for name in (TEMPLATE, *SHARED)
+            ],
             "files": {path: context.files.digest(context.root / path) for path in own_files(context)},
             "artifacts": context.digest("spec.yaml", "tests.json", "review.json", REGISTRATION, RUN),
         }
@@ -97,19 +101,24 @@ def template_values(context: RunContext) -> dict[str, Any]:
     return {
         "name": registration["name"],
         "spec": spec,
-        "parameters": short_count(spec.num_parameters),
+        "parameters": ", ".join(
+            f"{value} {name}"
+            for value, name in [(short_count(spec.num_parameters), "parameters"), *active_facts(spec)]
+            if value
+        ),
         "checklist": checklist(tests, review, run),
         "files": [
             *((path, "") for path in own_files(context)),
             (REGISTRY, _entries(registration)),
             (MATRIX, "one row a table"),
         ],
-        "notes": [*spec.tricky, *limitations(spec, found, run["runs"]), *full["facts"]],
+        "about": about(run),
+        "notes": human_notes(spec, found),
         "prompts": full["prompts"],
         "command": run["command"],
         "test_command": tests["command"],
         "test_output": tests["output"],
-        "review": review["items"],
+        "review": review_groups(review),
     }
 
 

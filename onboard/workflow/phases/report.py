@@ -14,6 +14,8 @@ from onboard.workflow.report_view import ARTIFACTS, files, found_artifacts, repo
 
 TEMPLATES = {"report": ("report.md", "report/report.md.j2"), "report_html": ("report.html", "report/report.html.j2")}
 _STYLE = "report/style.css"
+SHARED = ("report/about.md.j2", "report/notes.md.j2")
+"""What the report and the text of the pull request have in common."""
 
 
 class Report(Phase):
@@ -23,7 +25,7 @@ class Report(Phase):
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
         """Depend on the templates and on everything that the report shows."""
-        names = [*(template for _, template in TEMPLATES.values()), _STYLE]
+        names = [*(template for _, template in TEMPLATES.values()), _STYLE, *SHARED]
         paths = [content_path("templates", name, root=context.root) for name in names]
         return {
             "templates": [context.files.digest(path) for path in paths],

@@ -23,6 +23,7 @@ from onboard.gpu import device_memory
 from onboard.workflow.checkpoint import layer_kinds, native_values
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
+from onboard.workflow.provenance import provenance
 from onboard.workflow.results import now
 from onboard.workflow.state import hash_inputs
 from onboard.workflow.verdict import recorded
@@ -65,6 +66,7 @@ class Run(Phase):
             "date": now(),
             "config": context.read_json(REGISTRATION)["config"],
             "command": agent_command(context),
+            "provenance": provenance(context),
             "log": log.name,
             "runs": runs,
         }
@@ -179,7 +181,8 @@ def run_agent(
     # The weights are here by now: nothing is to be fetched from inside the run.
     environment = {"PYTHONUNBUFFERED": "1"} | ({"HF_HUB_OFFLINE": "1"} if context.options.offline else {})
     with log.open("a+", encoding="utf-8") as file:
-        file.write(f"=== {description}\n$ python -m {' '.join(words)}\n")
+        command = shlex.join(["python", "-m", *words]).replace(str(context.root), ".")
+        file.write(f"=== {description}\n$ {command}\n")
         file.flush()
         with watched(file, last_line, lambda line: context.doing(f"{description}: {line}")):
             code = context.run_module(words, file, environment=environment)

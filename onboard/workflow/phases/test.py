@@ -124,7 +124,7 @@ def _runnable_root(context: RunContext) -> Iterator[Path]:
 def run_tests(root: Path, test_file: Path, gpu: bool, run: RunPytest = run_pytest) -> dict[str, Any]:
     """Run a test file of `root` with pytest; return {command, output, tests}, `tests` as the plugin wrote them."""
     seed = str(secrets.randbelow(2**31))
-    arguments = ["-v", "-p", "no:cacheprovider", "-p", "onboard.testing.plugin"]
+    arguments = ["-v", "--no-header", "-p", "no:cacheprovider", "-p", "onboard.testing.plugin"]
     arguments += [str(test_file)] if gpu else ["-m", "not gpu", str(test_file)]
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.json")

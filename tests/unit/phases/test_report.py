@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from onboard.workflow.human_notes import reduced_facts
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases.cookbook import Cookbook
 from onboard.workflow.phases.matrix import Matrix
 from onboard.workflow.phases.register import Register
 from onboard.workflow.phases.report import Report
-from onboard.workflow.report_view import error_position, ranges, run_facts, short_count, size
+from onboard.workflow.report_view import error_position, ranges, short_count, size
 from onboard.workflow.report_view import test_groups as group_tests
 
 from .conftest import ContextFactory, make_run
@@ -192,14 +193,15 @@ def test_facts_of_the_reduced_run_alone_say_so(context_for: ContextFactory) -> N
     run = context.read_json("run.json")
     run["runs"]["reduced"] = run["runs"]["full"] | {"description": "2 of 9 layers", "facts": ["shared", "left out"]}
     run["runs"]["full"]["facts"] = ["own", "shared"]
-    assert run_facts(run["runs"]) == ["own", "shared", "2 of 9 layers: left out"]
+    assert reduced_facts(run["runs"]) == ["2 of 9 layers: left out"]
 
 
 def test_skipped_tests_are_counted_by_reason() -> None:
     [passed, skipped] = [_tests()["tests"][index] | {"level": "block"} for index in (0, 2)]
     skipped["message"] = "needs <a GPU>"
     [group] = group_tests([passed, skipped, skipped])
-    assert [row["name"] for row in group["rows"]] == ["test_block[mlp]"]
+    assert [row["name"] for row in group["passed"]] == ["test_block[mlp]"]
+    assert group["rows"] == []
     assert group["skipped"] == {"needs <a GPU>": 2}
 
 
@@ -210,4 +212,50 @@ def test_the_report_shows_how_many_tests_were_skipped(context_for: ContextFactor
     context.write_json("tests.json", tests)
     Report().run(context)
     assert "1 skipped: needs <a GPU>" in _page(_html(context)).text
-    assert "1 more: needs" in context.artifact("report.md").read_text()
+    assert "1 skipped: needs" in context.artifact("report.md").read_text()
+
+
+def test_what_is_as_it_should_be_is_folded(context_for: ContextFactory) -> None:
+    context = _finished(context_for("org/tiny"))
+    run, tests = context.read_json("run.json"), _tests()
+    transforms = run["runs"]["full"]["transforms"]
+    transforms += [transforms[0] | {"key": "match_nothing", "num_matches": 0}]
+    transforms += [transforms[0] | {"key": "left_out", "num_matches": 0, "skipped": True}]
+    tests["tests"][0] |= {"status": "failed", "message": "too far"}
+    context.write_json("run.json", run)
+    context.write_json("tests.json", tests)
+    Report().run(context)
+    for name in ("report.md", "report.html"):
+        text = context.artifact(name).read_text()
+        folded = "".join(re.findall(r"<details.*?</details>", text, re.DOTALL))
+        shown = re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)
+        for thing in ("C1", "match_nothing", "left_out", "full"):
+            assert thing in folded
+        for thing in ("match_nothing", "left_out", "canonical ops"):
+            assert thing not in shown
+        for thing in ("S1", "too far", "build_model", "models/m.py:7"):
+            assert thing in shown
+        assert "2 more: 1 matched nothing, 1 were skipped" in folded
+
+
+def test_only_what_was_beside_transformers_says_so(context_for: ContextFactory) -> None:
+    context = context_for("org/tiny")
+    tests = _tests()
+    tests["tests"] = [tests["tests"][0], tests["tests"][1] | {"level": "export", "name": "test_export"}]
+    context.write_json("tests.json", tests)
+    Report().run(context)
+    text = context.artifact("report.md").read_text()
+    [block, export] = re.findall(r"Compared with (.*)", text)
+    assert "Hugging Face" in block
+    assert "the same generated model before its export" in export
+
+
+def test_a_page_follows_the_readers_colours_and_width(context_for: ContextFactory) -> None:
+    """Every colour of the page is a variable, and each variable has a value for dark pages, too."""
+    text = _html(_finished(context_for("org/tiny")))
+    style = text.split("<style>")[1].split("</style>")[0]
+    light, dark = (set(re.findall(r"--\w+(?=:)", part)) for part in style.split("* {")[0].split("@media"))
+    assert light == dark
+    assert not re.findall(r"#[0-9a-f]{3,6}\b", style.split("* {")[1])
+    assert "width=device-width" in text
+    assert set(re.findall(r"var\((--\w+)\)", style)) <= light
