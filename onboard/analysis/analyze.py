@@ -20,7 +20,7 @@ from onboard.analysis.block_indexers import probe_block_indexer
 from onboard.analysis.composite import is_under, unused_parts
 from onboard.analysis.compressors import check_keys_beside, probe_compressor
 from onboard.analysis.experts import probe_experts
-from onboard.analysis.layer_modules import with_modules
+from onboard.analysis.layer_modules import mark_mixtures, with_modules
 from onboard.analysis.masks import mask_makers
 from onboard.analysis.mixture_traits import active_parameters
 from onboard.analysis.own_cache import cache_notes
@@ -422,7 +422,7 @@ def _layer_kinds(
     modules = [item for item in tiny.named_modules() if not is_under(item[0], eager)]
     lists = {path: module for path, module in modules if isinstance(module, nn.ModuleList)}
     path = max(lists, key=lambda item: len(list(lists[item].modules())), default="layers")
-    names, small = (_mark_mixtures(*pair, path, experts) for pair in ((names, whole), (small, tiny)))
+    names, small = (mark_mixtures(*pair, path, experts) for pair in ((names, whole), (small, tiny)))
     kinds: dict[str, LayerKind] = {}
     for index, name in enumerate(names):
         if name not in small:
@@ -430,17 +430,6 @@ def _layer_kinds(
         kind = LayerKind(name=name, layers=[], path=f"{path}.{small.index(name)}")
         kinds.setdefault(name, kind).layers.append(index)
     return list(kinds.values())
-
-
-def _mark_mixtures(names: list[str], model: nn.Module, path: str, experts: set[str]) -> list[str]:
-    """Return the names of layers' kinds, with "_moe" after those of mixtures where there are other layers, too."""
-    if not experts:
-        return names
-    layers = list(model.get_submodule(path).children())
-    mixed = [any(type(module).__name__ in experts for module in layer.modules()) for layer in layers]
-    if all(mixed) or len(mixed) != len(names):
-        return names
-    return [f"{name}_moe" if is_mixed else name for name, is_mixed in zip(names, mixed, strict=True)]
 
 
 def _tricky(config: PretrainedConfig, recording: Recording) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a decoder layer of a kind is made of: its modules, in the order in which they come to their end."""
+"""What decoder layers are made of: which are mixtures, and the modules of a kind, in the order of their ends."""
 
 from __future__ import annotations
 
@@ -22,3 +22,14 @@ def with_modules(kind: LayerKind, tiny: nn.Module, recording: Recording, blocks:
         if path.startswith(prefix)
     }
     return kind.model_copy(update={"modules": {name: cls for name, cls in inside.items() if cls in classes}})
+
+
+def mark_mixtures(names: list[str], model: nn.Module, path: str, experts: set[str]) -> list[str]:
+    """Return the names of layers' kinds, with "_moe" after those of mixtures where there are other layers, too."""
+    if not experts:
+        return names
+    layers = list(model.get_submodule(path).children())
+    mixed = [any(type(module).__name__ in experts for module in layer.modules()) for layer in layers]
+    if all(mixed) or len(mixed) != len(names):
+        return names
+    return [f"{name}_moe" if is_mixed else name for name, is_mixed in zip(names, mixed, strict=True)]

@@ -220,8 +220,10 @@ def passed_summary(rows: Sequence[dict[str, Any]]) -> str:
     """Return how many tests passed, and the one that came nearest to its tolerance."""
     measured = [row for row in rows if row["error"] is not None and row["tolerance"]]
     worst = max(measured, key=lambda row: row["error"] / row["tolerance"], default=None)
-    nearest = f", error at most {worst['error']:.1e} of {worst['tolerance']:.1e} allowed" if worst else ""
-    return f"{len(rows)} passed{nearest}"
+    if worst is None:
+        return f"{len(rows)} passed"
+    found = f"an error of {worst['error']:.1e}" if worst["error"] else "no error at all"
+    return f"{len(rows)} passed, the nearest to its tolerance with {found} ({worst['tolerance']:.0e} allowed)"
 
 
 def review_groups(review: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

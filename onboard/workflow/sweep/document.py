@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 
 from onboard.codegen.render import render
@@ -32,7 +33,10 @@ _MEANINGS: dict[Status, str] = {
     "timeout": "the time limit ended it",
     "crash": "its process died",
 }
-_COLUMNS, _CELL, _LEFT, _TOP = 21, 34, 12, 64
+_WIDTH, _LEFT, _TOP, _SIZE, _ROW = 720, 12, 64, 12, 19
+"""Of the picture, in pixels."""
+_LETTER = 6.4
+"""The most that a letter of a name takes on average, in pixels."""
 
 
 def document(coverage: Coverage, root: Path | None = None) -> str:
@@ -56,30 +60,44 @@ def document(coverage: Coverage, root: Path | None = None) -> str:
 
 
 def picture(coverage: Coverage, root: Path | None = None) -> str:
-    """Return the SVG: a square for each type, in the order of the file, coloured by the worse of its statuses."""
+    """Return the SVG: a square for each type, in the order of the file, coloured by the worse of its statuses.
+
+    The whole name is beside it, and the status in words where it is no pass.
+    """
     entries = [worst(entries) for entries in coverage.types().values()]
     counts = {status: sum(entry.status == status for entry in entries) for status in STATUSES}
+    labels = [entry.type if entry.status == "pass" else f"{entry.type}: {entry.status}" for entry in entries]
+    cell_width = round(_SIZE + 16 + _LETTER * max(map(len, labels), default=0))
+    columns = max(1, (_WIDTH - 2 * _LEFT) // cell_width)
     squares = [
         {
-            "x": _LEFT + index % _COLUMNS * _CELL,
-            "y": _TOP + index // _COLUMNS * _CELL,
+            "x": _LEFT + index % columns * cell_width,
+            "y": _TOP + index // columns * _ROW,
             "color": COLORS[entry.status],
             "name": entry.type,
+            "label": label,
             "entry": entry,
         }
-        for index, entry in enumerate(entries)
+        for index, (entry, label) in enumerate(zip(entries, labels, strict=True))
     ]
-    rows = -(-max(1, len(entries)) // _COLUMNS)
     return render(
         "coverage/coverage.svg.j2",
         root,
         coverage=coverage,
         squares=squares,
-        legend=[(status, count, COLORS[status]) for status, count in counts.items() if count],
-        size=_CELL - 3,
-        width=2 * _LEFT + _COLUMNS * _CELL,
-        height=_TOP + rows * _CELL + _LEFT,
+        legend=_legend(counts),
+        size=_SIZE,
+        width=_WIDTH,
+        height=_TOP + -(-max(1, len(entries)) // columns) * _ROW + _LEFT,
     )
+
+
+def _legend(counts: dict[Status, int]) -> list[tuple[int, str, str]]:
+    """Return place, text and colour of each status that there is."""
+    texts = {status: f"{status} {count}" for status, count in counts.items() if count}
+    widths = [round(_SIZE + 12 + _LETTER * len(text)) for text in texts.values()]
+    starts = accumulate(widths, initial=_LEFT)
+    return [(start, text, COLORS[status]) for start, (status, text) in zip(starts, texts.items(), strict=False)]
 
 
 def _of(coverage: Coverage, status: Status) -> list[Entry]:

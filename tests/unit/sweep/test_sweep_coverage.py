@@ -166,6 +166,22 @@ def test_the_picture_has_a_square_of_its_colour_for_each_type() -> None:
     assert len(places) == len(statuses)
 
 
+def test_every_name_of_the_picture_can_be_read_whole() -> None:
+    """Names overlap neither each other nor the picture's border, and what is no pass says so in words."""
+    types = [entry(f"{letter * 12}_unified_assistant{letter}") for letter in "abcdefghijk"]
+    types.append(entry("x_" * 12, "refused", "cannot"))
+    made = coverage(*types)
+    tree = ElementTree.fromstring(picture(made))
+    groups = [group for group in tree.iter() if group.tag.endswith("}g")]
+    texts = [text for group in groups for text in group if text.tag.endswith("}text")]
+    labels = {text.text or "" for text in texts}
+    assert labels == {each.type if each.status == "pass" else f"{each.type}: {each.status}" for each in made.entries}
+    places = sorted((float(text.get("y", 0)), float(text.get("x", 0)), len(text.text or "")) for text in texts)
+    width = float(tree.get("width", 0))
+    for (row, x, letters), (next_row, next_x, _) in zip(places, [*places[1:], (0.0, 0.0, 0)], strict=True):
+        assert x + 6 * letters <= (next_x if next_row == row else width)
+
+
 def test_writing_and_reading_again(tmp_path: Path) -> None:
     made = coverage(*ENTRIES)
     paths = write_coverage(made, tmp_path)
