@@ -93,8 +93,8 @@ def _ours(
     result["transforms"] = [asdict(entry) for entry in session.llm.engine.history]
     tell_built(result["settings"], result["transforms"])
     result |= session.generate(result["facts"])
-    tell_generated(result["prompts"])
     result["peak_memory_bytes"] = peak_memory(session.context.device.type)
+    tell_generated(result)
     observed = session.observe()
     result["facts"] += session.llm.engine.facts
     return observed, session.context, session.notes

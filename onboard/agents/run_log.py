@@ -17,11 +17,15 @@ def tell_built(settings: Mapping[str, Any], transforms: list[dict[str, Any]]) ->
         log.info("transform %s/%s: %s, %.3f s", entry["stage"], entry["key"], done, entry["seconds"])
 
 
-def tell_generated(prompts: list[dict[str, Any]]) -> None:
-    """Log each prompt and its output."""
-    for prompt in prompts:
+def tell_generated(result: Mapping[str, Any]) -> None:
+    """Log each prompt and its output, then the figures."""
+    for prompt in result["prompts"]:
         log.info("prompt %r", prompt["token_ids"] if prompt["prompt"] is None else prompt["prompt"])
         log.info("output %r (%s)", prompt["output"] or prompt["output_ids"], prompt["finish_reason"])
+    seconds, cache = result["seconds"], ", ".join(f"{name} {value}" for name, value in result["cache"].items())
+    log.info("seconds: %s", ", ".join(f"{name} {value:.2f}" for name, value in seconds.items()))
+    log.info("%.1f tokens/s, peak memory %d bytes", result["tokens_per_second"], result["peak_memory_bytes"])
+    log.info("cache: %s; CUDA graphs: %d replays", cache, result["cuda_graphs"]["replays"])
 
 
 def tell_compared(comparison: Mapping[str, Any], text: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from onboard.content import CONTENT_ROOT
 from onboard.git import Checkout, commit_of
 from onboard.gpu import device_memory, gigabytes
 from onboard.workflow.phase import RunContext
+from onboard.workflow.results import now
 from onboard.workflow.state import current_versions
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -27,6 +28,14 @@ def provenance(context: RunContext) -> dict[str, Any]:
         "root_commit": checkout.head if checkout else "",
         "onboard": onboard_command(context),
     }
+
+
+def log_head(made: dict[str, Any]) -> str:
+    """Return the first lines of a run's log: when, with what, where and how it is made."""
+    versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+    commits = {"onboard": made["source_commit"], "the root": made["root_commit"]}
+    found = [f"commit of {name}: {commit}" for name, commit in commits.items() if commit]
+    return "".join(f"{line}\n" for line in (f"{now()} $ {made['onboard']}", versions, made["host"], *found))
 
 
 def host() -> str:

@@ -23,7 +23,7 @@ from onboard.gpu import device_memory
 from onboard.workflow.checkpoint import layer_kinds, native_values
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
-from onboard.workflow.provenance import provenance
+from onboard.workflow.provenance import log_head, provenance
 from onboard.workflow.results import now
 from onboard.workflow.state import hash_inputs
 from onboard.workflow.verdict import recorded
@@ -88,7 +88,7 @@ class Run(Phase):
         needed, total = reduced_layers(context.spec)
         layers, refusal = accepted_layers(context, needed, total)
         log = context.artifact("run.log")
-        log.unlink(missing_ok=True)
+        log.write_text(log_head(provenance(context)), encoding="utf-8")
         runs: dict[str, dict[str, Any]] = {}
         if layers < total:
             exact = _fits_float32(context, layers / total)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from onboard.workflow.provenance import onboard_command, processor, provenance
+from onboard.workflow.provenance import log_head, onboard_command, processor, provenance
 from onboard.workflow.report_view import about
 
 from .conftest import ContextFactory, make_run
@@ -53,6 +53,9 @@ def test_versions_are_those_that_run_and_commits_those_of_checkouts(context_for:
         transformers.__version__,
     )
     assert found["host"].startswith(processor())
+    head_lines = log_head(found).splitlines()
+    assert head_lines[0].endswith("$ onboard org/tiny --root .")
+    assert f"commit of the root: {head}" in head_lines
     (context.root / "a.txt").write_text("2")
     assert provenance(context)["root_commit"] == f"{head}-dirty"
 

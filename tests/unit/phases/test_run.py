@@ -304,10 +304,14 @@ def test_the_phase_runs_reduced_then_full_and_archives_the_log(random_checkpoint
     assert log.name.startswith("random_")
     assert log.name.endswith("_success.log")
     assert "=== all layers" in log.read_text()
+    assert str(root) not in "".join(line for line in log.read_text().splitlines() if "$ " in line)
+    assert log.read_text().splitlines()[0].endswith("$ onboard path/to/random --root . --device cpu")
+    assert record["provenance"]["versions"]["torch"] == torch.__version__
     for told in (
         "settings: device cpu",
         "transform factory/build_model: 1 matches",
         "prompt [",
+        "tokens/s, peak memory",
         "compared what cached",
     ):
         assert log.read_text().count(told) >= 2, told
