@@ -202,7 +202,7 @@ def wait(*_):
     time.sleep(60)
 
 job = Job.model_validate_json({job!r})
-worker.run_child, worker._import_all, worker._wait = run, lambda: None, wait
+worker.run_child, worker.prepare, worker._wait = run, lambda: None, wait
 worker.serve()
 """
 
