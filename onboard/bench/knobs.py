@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from onboard.config import RuntimeConfig, deep_merge
@@ -29,7 +30,9 @@ class Choice:
         return RuntimeConfig.model_validate(deep_merge(runtime.model_dump(), self.changes))
 
 
-def choices(runtime: RuntimeConfig, history: Sequence[HistoryEntry], *, gpu: bool) -> list[Choice]:
+def choices(
+    runtime: RuntimeConfig, history: Sequence[HistoryEntry], *, gpu: bool, root: Path | None = None
+) -> list[Choice]:
     """Return what is worth trying in place of a run that has this history, one setting changed each.
 
     These are back ends of attention and of transforms that found something to do, and on a GPU CUDA graphs of
@@ -37,7 +40,7 @@ def choices(runtime: RuntimeConfig, history: Sequence[HistoryEntry], *, gpu: boo
     """
     busy = {entry.key for entry in history if entry.enabled and not entry.skipped and entry.num_matches}
     found = list(_attention(runtime))
-    for transform in load_pipeline(runtime.transforms, runtime.mode):
+    for transform in load_pipeline(runtime.transforms, runtime.mode, root):
         if transform.key in busy and transform.key != _COMPILE:
             found.extend(_backends(transform.key, transform.config))
         if transform.key == _COMPILE and gpu:
@@ -45,11 +48,11 @@ def choices(runtime: RuntimeConfig, history: Sequence[HistoryEntry], *, gpu: boo
     return found
 
 
-def plain(runtime: RuntimeConfig) -> RuntimeConfig:
+def plain(runtime: RuntimeConfig, root: Path | None = None) -> RuntimeConfig:
     """Return the configuration without kernels of our own and without any compilation: what all must agree with."""
     torch_only = {
         transform.key: {name: "torch" for name, values in _fields(transform.config) if "torch" in values}
-        for transform in load_pipeline(runtime.transforms, runtime.mode)
+        for transform in load_pipeline(runtime.transforms, runtime.mode, root)
         if transform.key != _COMPILE
     }
     changes = {key: fields for key, fields in torch_only.items() if fields}

@@ -124,7 +124,7 @@ def tune(
     device = resolve_device(subject.runtime.device)
     runtime = fitted_runtime(subject, shapes, device)
     on_progress("computing the plain graph's logits")
-    bench.reference = bench.logits(bench.build(plain(runtime)))
+    bench.reference = bench.logits(bench.build(plain(runtime, subject.root)))
     tuning, candidates, limits = _as_configured(bench, runtime)
     for choice in candidates:
         on_progress(f"measuring {choice.knob} {choice.value}")
@@ -164,7 +164,7 @@ def _as_configured(bench: _Bench, runtime: RuntimeConfig) -> tuple[Tuning, list[
     dtype = next(each.dtype for each in engine.gm.parameters() if each.is_floating_point())
     tuning = Tuning(facts=[*bench.subject.facts, *engine.facts])
     tuning.trials.append(Trial("as configured", "", times, error, 1.0, kept=True))
-    found = choices(runtime, engine.history, gpu=engine.cache.info.device.type == "cuda")
+    found = choices(runtime, engine.history, gpu=engine.cache.info.device.type == "cuda", root=bench.subject.root)
     limits = _Limits(_graph(engine), times, max(_MARGIN * error, _ROUNDING.get(dtype, 1e-2)), max(LEAST_GAIN, scatter))
     return tuning, found, limits
 

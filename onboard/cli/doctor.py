@@ -6,6 +6,10 @@ import platform
 import shutil
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from onboard.cli.options import AsJson
 from onboard.cli.result import Result
@@ -13,13 +17,24 @@ from onboard.cli.result import Result
 _PACKAGES = ("onboard", "torch", "transformers", "huggingface_hub", "safetensors", "tokenizers", "triton", "ruff")
 
 
-def doctor(as_json: AsJson = False) -> Result | None:
-    """Show versions, GPUs, caches and what is missing."""
+def doctor(
+    root: Annotated[Path, typer.Option(help="Folder whose extensions are listed.", show_default="here")] = Path(),
+    as_json: AsJson = False,
+) -> Result | None:
+    """Show versions, GPUs, caches, extensions and what is missing."""
     if as_json:
-        return Result({"facts": dict(_facts())})
+        return Result({"facts": dict(_facts()), "extensions": dict(_extensions(root))})
     for name, value in _facts():
         print(f"{name:<16} {value}")
+    for source, value in _extensions(root):
+        print(f"{'extension':<16} {source}: {value}")
     return None
+
+
+def _extensions(root: Path) -> Iterator[tuple[str, str]]:
+    from onboard.graph.extensions import listing
+
+    return listing(root)
 
 
 def _facts() -> Iterator[tuple[str, str]]:

@@ -164,6 +164,8 @@ class DoctorDocument(Document):
     """`onboard doctor`."""
 
     facts: dict[str, str]
+    extensions: dict[str, str]
+    """By where each comes from: what it brings, or what is wrong with it."""
 
 
 class CheckDocument(Document):

@@ -21,6 +21,7 @@ from onboard.graph.backends import kernel_obstacle
 from onboard.graph.cache import CacheResource, KVPagedResource
 from onboard.graph.fx import arguments, is_op, replace_with
 from onboard.graph.sequence import METADATA_NAMES, STATE_METADATA_NAMES
+from onboard.ops.library import op_sources
 
 
 class CachedOpDescriptor(ABC):
@@ -39,19 +40,32 @@ class CachedOpDescriptor(ABC):
 
     def cached_op(self, backend: str) -> OpOverload:
         """Return a back end's cached operator."""
-        if backend not in self.cached_names:
+        name = self._cached_name(backend)
+        if name is None:
             raise UsageError(f"there is no attention back end {backend!r}", hint=suggest(backend, self.cached_names))
-        packet = getattr(torch.ops.onboard, self.cached_names[backend], None)
+        packet = getattr(torch.ops.onboard, name, None)
         if packet is None:
             raise OnboardError(f"the attention back end {backend!r} is not available here", hint="Use 'torch'")
         overload: OpOverload = packet.default
         return overload
 
+    def _cached_name(self, backend: str) -> str | None:
+        return self.cached_names.get(backend) or self.extension_name(backend)
+
+    def extension_name(self, backend: str) -> str | None:
+        """Return the name of the operator that an extension has registered for a back end, None when there is none.
+
+        It is that of torch's operator with the back end's name in place of "torch".
+        """
+        name = backend + self.cached_names["torch"].removeprefix("torch")
+        source = op_sources().get(name)
+        return None if source is None or source.ships else name
+
     def obstacle(self, backend: str, node: fx.Node) -> str:
-        """Return why a back end cannot serve a node, "" when it can."""
-        if backend not in self.cached_names:
+        """Return why a back end cannot serve a node, "" when it can; an extension's has to know by itself."""
+        if self._cached_name(backend) is None:
             return "this mechanism has no such operator"
-        return "" if backend == "torch" else self.kernel_obstacle(node)
+        return self.kernel_obstacle(node) if backend != "torch" and backend in self.cached_names else ""
 
     def kernel_obstacle(self, node: fx.Node) -> str:
         """Return why kernels cannot serve a node, by its shapes and dtypes and the GPU; "" when they can."""

@@ -1,11 +1,11 @@
 """Exported and transformed graphs, kept from start to start under a digest of everything that they depend on.
 
 A graph is a function of the model file, the model's config, the transforms with their fields, the run's settings, the
-names and shapes in the checkpoint, the device, this package's own code and the libraries' versions; each is in the key,
-and the whole key is in the file and compared, not its digest alone. How much a run holds (sequences, tokens, pages) is
-no part of its graph; of its longest sequence only a range is, which is in the file. Weights are not kept: a graph is
-kept as it is before they are loaded, or, when all later parameters are theirs, joined at most, as it is before it is
-compiled.
+names and shapes in the checkpoint, the device, this package's own code, extensions and the libraries' versions; each is
+in the key, and the whole key is in the file and compared, not its digest alone. How much a run holds (sequences,
+tokens, pages) is no part of its graph; of its longest sequence only a range is, which is in the file. Weights are not
+kept: a graph is kept as it is before they are loaded, or, when all later parameters are theirs, joined at most, as it
+is before it is compiled.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 from torch import fx, nn
 
 from onboard.content import CONTENT_ROOT
+from onboard.extensions import extensions_digest
 from onboard.graph.cache import CacheResource, KVPagedResource
 from onboard.graph.checkpoint import Checkpoint
 from onboard.graph.context import HistoryEntry, TransformContext
@@ -213,6 +214,7 @@ def key_parts(context: TransformContext, transforms: Iterable[BaseTransform[Any]
     config = {key: value for key, value in factory.config.to_dict().items() if "name_or_path" not in key}
     return {
         "code": _code_digest(),
+        "extensions": extensions_digest(factory.root),
         "model_file": _digest([factory.model_file()]),
         "config": [type(factory.config).__name__, config],
         "transforms": [[each.key, each.config.model_dump(mode="json")] for each in transforms],

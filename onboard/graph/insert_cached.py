@@ -50,6 +50,13 @@ class InsertCached(BaseTransform[InsertCachedConfig]):
         """Return the back end that serves a node: the requested one, or "torch" where that one cannot."""
         return "torch" if cls.descriptor.obstacle(requested_backend, source_attn_node) else requested_backend
 
+    def from_outside(self) -> str:
+        """Name the back end, too, when it is an extension's."""
+        backend = self.config.backend
+        op = self.descriptor.extension_name(backend) if backend is not None else None
+        own = f"{self.key}: its back end {backend} is no part of onboard: the op is {op}" if op is not None else ""
+        return "; ".join(filter(None, (super().from_outside(), own)))
+
     def _backend(self, node: fx.Node, context: TransformContext) -> str:
         """Return the node's back end; that another takes the place of the one asked for is a fact."""
         wanted = cached_backend(self.config.backend, self.descriptor.cached_names, context, self.key)

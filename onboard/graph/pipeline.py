@@ -24,9 +24,11 @@ from torch import nn
 from onboard.config import Mode, deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
+from onboard.extensions import broken
 from onboard.graph.cleanup import clean_up
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.dump import dump
+from onboard.graph.extensions import in_order, outside_transforms, own_pipeline
 from onboard.graph.fx import copy_graphs, graph_modules, set_submodule
 from onboard.graph.graph_cache import Done, GraphCache, KeptRun
 from onboard.graph.invariants import check_stage
@@ -44,25 +46,47 @@ _MEMORY_TOLERANCE = 64 * 2**20  # bytes of CUDA memory that any transform may ta
 _PIPELINES: dict[Mode, str] = {"graph": "default.yaml", "hf": "default.yaml", "transformers": "transformers.yaml"}
 
 
-def load_pipeline(overrides: Mapping[str, Mapping[str, Any]], mode: Mode = "graph") -> list[BaseTransform[Any]]:
+def load_pipeline(
+    overrides: Mapping[str, Mapping[str, Any]], mode: Mode = "graph", root: Path | None = None
+) -> list[BaseTransform[Any]]:
     """Return the transforms of the mode's pipeline, with `overrides` merged in, in the order in which they run.
 
-    Pipelines are `transforms/default.yaml` and, for mode "transformers", `transforms/transformers.yaml`.
+    Pipelines are `transforms/default.yaml` and, for mode "transformers", `transforms/transformers.yaml`; a root's file
+    of that name is merged over the shipped one. Installed packages and the root may bring transforms of their own.
 
-    A key with `*` stands for all shipped transforms of that name that the file does not list by their own, by name.
-    A shipped transform that the file does not list runs when `overrides` names it, at the end of its stage. Raises
-    `UsageError` for an unknown transform or field, and names the nearest valid one.
+    A key with `*` stands for all transforms of that name that the file does not list by their own, by name. A transform
+    that no file lists runs when `overrides` names it, at the end of its stage. Raises `UsageError` for an unknown
+    transform or field, and names the nearest valid one, and for an extension that is broken.
     """
-    default = deepcopy(_shipped(mode))
-    keys = transform_keys()
-    default = _expanded(default, keys)
-    for key in [*default, *overrides]:
-        if key not in keys:
-            raise UsageError(f"there is no transform {key!r}", hint=suggest(key, keys))
-    merged = deep_merge(default, overrides)
-    transforms = [_configured(key, {"stage": keys[key].value, **fields}) for key, fields in merged.items()]
+    outside = outside_transforms(root)
+    stages = {**transform_keys(), **{key: each.stage for key, each in outside.items()}}
+    name = _PIPELINES[mode]
+    default = _expanded(deepcopy(_shipped(mode)), stages)
+    own = _expanded(own_pipeline(root, name), default)
+    _check_known(own, stages, f"transforms/{name} of {root}: ")
+    _check_known([*default, *overrides], stages)
+    merged = deep_merge(in_order(default, own, stages), overrides)
+    classes = {key: outside[key].transform if key in outside else get_transform(key) for key in merged}
+    transforms = [_configured(classes[key], {"stage": stages[key].value, **merged[key]}) for key in merged]
     order = list(Stages)
     return sorted(transforms, key=lambda transform: order.index(transform.config.stage))
+
+
+def pipeline_for(
+    context: TransformContext, overrides: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[BaseTransform[Any]]:
+    """Return the transforms that a run's context asks for, with more `overrides`; what comes from outside is a fact."""
+    runtime, root = context.runtime, context.factory.root
+    transforms = load_pipeline({**runtime.transforms, **(overrides or {})}, runtime.mode, root)
+    facts = (each.from_outside() for each in transforms if each.config.enabled)
+    context.facts.extend(filter(None, facts))
+    return transforms
+
+
+def _check_known(keys: Iterable[str], known: Iterable[str], where: str = "") -> None:
+    for key in keys:
+        if key not in known:
+            raise UsageError(f"{where}there is no transform {key!r}", hint=suggest(key, known))
 
 
 @cache
@@ -81,8 +105,8 @@ def _expanded(pipeline: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any
     }
 
 
-def _configured(key: str, fields: Mapping[str, Any]) -> BaseTransform[Any]:
-    transform = get_transform(key)
+def _configured(transform: type[BaseTransform[Any]], fields: Mapping[str, Any]) -> BaseTransform[Any]:
+    key = transform.key
     try:
         return transform(transform.config_class.model_validate(fields))
     except UsageError as error:
@@ -268,15 +292,32 @@ def _apply_per_graph(
     transform: BaseTransform[Any], module: nn.Module, context: TransformContext
 ) -> tuple[nn.Module, TransformInfo]:
     if not transform.config.run_per_gm:
-        return transform.apply(module, context)
+        return _apply_once(transform, module, context)
     infos = []
     for path, gm in list(graph_modules(module)):
-        new, info = transform.apply(gm, context)
+        new, info = _apply_once(transform, gm, context)
         module = set_submodule(module, path, new)
         infos.append(info)
     if not infos:
         context.facts.append(f"{transform.key} found no exported graph to work on")
     return module, _combined(infos)
+
+
+def _apply_once(
+    transform: BaseTransform[Any], module: nn.Module, context: TransformContext
+) -> tuple[nn.Module, TransformInfo]:
+    """Apply the transform; raise `UsageError` for one from outside that breaks, or gives back something else."""
+    try:
+        new, info = transform.apply(module, context)
+        assert isinstance(new, nn.Module), f"apply returned a {type(new).__name__}, not a module"
+        assert isinstance(info, TransformInfo), f"apply returned a {type(info).__name__}, not a TransformInfo"
+    except OnboardError:
+        raise
+    except Exception as error:
+        if not transform.origin:
+            raise
+        raise broken(f"{transform.key} of {transform.origin}", error) from error
+    return new, info
 
 
 def _combined(infos: Sequence[TransformInfo]) -> TransformInfo:

@@ -5,11 +5,11 @@ So the graph is run on a row, and on each third of that row, and a piece must ge
 looks at neighbours, at the first or last tokens, at the largest or at all of them, or at a token's place in the row
 differs for one of the pieces, whichever operators it is written in.
 
-The canonical and the cached ops, linears and embeddings are not run: the graph is cut there. What goes into one must
-be alike in both runs, and what comes out is random, the same in both. Parameters are random, too, and all about one:
-no mixing hides behind a weight of a checkpoint that happens to be small, and none need to be loaded. Tables take other
-values than their own: one that begins with many equal rows would hide that a row's tokens are counted by its place.
-For the same reason whatever counts is tried with large numbers, too.
+The canonical and the cached ops, linears and embeddings are not run: the graph is cut there (an extension's op is run,
+unless it writes to a cache). What goes into one must be alike in both runs, and what comes out is random, the same in
+both. Parameters are random, too, and all about one: no mixing hides behind a weight of a checkpoint that happens to be
+small, and none need to be loaded. Tables take other values than their own: one that begins with many equal rows would
+hide that a row's tokens are counted by its place. For the same reason whatever counts is tried with large numbers, too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from torch._ops import OpOverload
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from onboard.graph.fx import ancestors, attribute, is_op, placeholders
+from onboard.graph.fx import ancestors, attribute, is_op, op_name, placeholders, writes
 from onboard.graph.patterns import aten
+from onboard.ops.library import op_sources
 
 _ROW, _PIECE = 9, 3
 _TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
@@ -222,6 +223,9 @@ def _counts(node: fx.Node) -> bool:
 def _is_cut(node: fx.Node) -> bool:
     """Whether an operator is known to treat each token by itself, or has a cache for what it does not."""
     if isinstance(node.target, OpOverload) and node.target.namespace == "onboard":
+        source = op_sources().get(op_name(node))
+        if source is None or not source.ships:
+            return writes(node)  # nobody knows what an extension's does
         return not is_op(node, torch.ops.onboard.gather_logits_before_lm_head)
     if not is_op(node, aten.linear, aten.embedding):
         return False

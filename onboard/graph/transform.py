@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from functools import cache
 from types import MappingProxyType
@@ -77,6 +77,10 @@ class BaseTransform(ABC, Generic[C]):
     """
 
     key: ClassVar[str]
+    home: ClassVar[str | None] = None
+    """The stage that a package's transform is registered for; None: the folder says it."""
+    origin: ClassVar[str] = ""
+    """Where a transform from outside comes from; "" for one that ships."""
     acts: ClassVar[bool] = False
     """It does something beside the graph, which stays as it is (it loads, allocates, captures): it also runs when a
     graph that was transformed before is taken from the cache. All others see no values of weights."""
@@ -85,25 +89,41 @@ class BaseTransform(ABC, Generic[C]):
     def __init__(self, config: C) -> None:
         self.config = config
 
+    def from_outside(self) -> str:
+        """Return a sentence about what of it an extension brings, "" for nothing: it becomes a fact of the run."""
+        return f"{self.key} is no part of onboard: it comes from {self.origin}" if self.origin else ""
+
     @abstractmethod
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Apply the transform; return the module (the same or a new one) and what was done."""
 
 
-_TRANSFORMS: dict[str, type[BaseTransform[Any]]] = {}
+_TRANSFORMS: dict[str, dict[str, type[BaseTransform[Any]]]] = {}
+"""By the module that registers them, and by key."""
 T = TypeVar("T", bound=type[BaseTransform[Any]])
 
 
-def register_transform(key: str) -> Callable[[T], T]:
-    """Register a transform class under its YAML key, which is also its file name."""
+def register_transform(key: str, stage: str | None = None) -> Callable[[T], T]:
+    """Register a transform class under its YAML key, which is also its file name.
+
+    Its stage is the folder that the file lies in; `stage` names that of an installed package's transform.
+    """
 
     def register(cls: T) -> T:
-        assert key not in _TRANSFORMS, f"transform {key} is registered twice"
-        cls.key = key
-        _TRANSFORMS[key] = cls
+        own = _TRANSFORMS.setdefault(cls.__module__, {})
+        assert key not in own or own[key].__qualname__ == cls.__qualname__, f"transform {key} is registered twice"
+        cls.key, cls.home = key, stage
+        own[key] = cls
         return cls
 
     return register
+
+
+def registered(module: str) -> Iterator[tuple[str, type[BaseTransform[Any]]]]:
+    """Yield what a module and those below it have registered, each with its key."""
+    for name, own in _TRANSFORMS.items():
+        if name == module or name.startswith(f"{module}."):
+            yield from own.items()
 
 
 @cache
@@ -115,10 +135,10 @@ def transform_keys() -> Mapping[str, Stages]:
 
 
 def get_transform(key: str) -> type[BaseTransform[Any]]:
-    """Import the file of a transform and return its class."""
+    """Import the file of a shipped transform and return its class."""
     keys = transform_keys()
     if key not in keys:
         raise UsageError(f"there is no transform {key!r}", hint=suggest(key, keys))
-    if key not in _TRANSFORMS:
-        importlib.import_module(f"onboard.content.transforms.{keys[key].value}.{key}")
-    return _TRANSFORMS[key]
+    module = f"onboard.content.transforms.{keys[key].value}.{key}"
+    importlib.import_module(module)
+    return _TRANSFORMS[module][key]

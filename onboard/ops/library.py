@@ -9,6 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
+from onboard.errors import UsageError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -25,6 +27,11 @@ class OpSource:
     carries_state: bool
     function: Callable[..., Any]
     """What it computes, to be called without the dispatcher."""
+
+    @property
+    def ships(self) -> bool:
+        """Whether the op is this package's own; others come from extensions."""
+        return self.module.startswith("onboard.")
 
 
 _SOURCES: dict[str, OpSource] = {}
@@ -47,10 +54,15 @@ def register_op(
         carries_state: it carries something from token to token and sees only the tokens of its own step, so that a
             cached op must take its place before a graph can generate.
 
-    The function itself is returned, so that ops can be composed without a second trip through the dispatcher.
+    The function itself is returned, so that ops can be composed without a second trip through the dispatcher. Raises
+    `UsageError` for a name that is taken: graphs that are there already call the op that has it.
     """
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
+        if function.__name__ in _SOURCES:
+            raise UsageError(
+                f"there is an op {function.__name__!r}", hint="Give it another name; after an edit start Python anew"
+            )
         op = torch.library.custom_op(f"{NAMESPACE}::{function.__name__}", function, mutates_args=mutates, schema=schema)
         op.register_fake(fake or function)
         _SOURCES[function.__name__] = OpSource(function.__module__, mutates, carries_state, function)

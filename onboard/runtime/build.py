@@ -17,7 +17,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.factory import ModelFactory
 from onboard.graph.graph_cache import GraphCache, cache_folder
 from onboard.graph.invariants import uncached_attention
-from onboard.graph.pipeline import Observer, Pipeline, load_pipeline
+from onboard.graph.pipeline import Observer, Pipeline, pipeline_for
 from onboard.runtime.engine import Engine
 from onboard.runtime.rope import length_dependent_rope
 from onboard.runtime.tested_file import why_untested
@@ -49,8 +49,7 @@ def build_engine(
     context = make_context(checkpoint, runtime, root=root, model=model)
     if strict:
         _check_tested(context, _onboard_command(root, model or str(checkpoint)))
-    transforms = load_pipeline(runtime.transforms, runtime.mode)
-    pipeline = Pipeline(transforms, dump_dir=dump_dir, strict=strict, cache=_graph_cache(context))
+    pipeline = Pipeline(pipeline_for(context), dump_dir=dump_dir, strict=strict, cache=_graph_cache(context))
     if runtime.mode == "graph":
         gm = pipeline.run(context, observer)
         check_cached(gm, context)

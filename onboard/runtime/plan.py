@@ -18,7 +18,7 @@ from onboard.graph.factory import read_config
 from onboard.graph.fx import graph_modules
 from onboard.graph.interface import cache_plan
 from onboard.graph.peak import peak_bytes
-from onboard.graph.pipeline import Pipeline, load_pipeline
+from onboard.graph.pipeline import Pipeline, pipeline_for
 from onboard.graph.plan import CUDA_RESERVE, MemoryPlan, tensor_bytes
 from onboard.ops import has_triton
 from onboard.runtime.build import check_cached, make_context, max_positions, resolve_dtype
@@ -38,7 +38,7 @@ def plan_memory(
     runtime, facts = _planned(runtime, checkpoint, gpu=gpu, root=root)
     context = make_context(checkpoint, runtime, root=root, model=model)
     off = {key: {"enabled": False} for key in _NEEDS_MEMORY}
-    gm = Pipeline(load_pipeline({**runtime.transforms, **off}, runtime.mode)).run(context)
+    gm = Pipeline(pipeline_for(context, off)).run(context)
     check_cached(gm, context)
     plan = _counted(gm, context, memory, gpu=gpu)
     return plan, [*facts, *context.facts]

@@ -16,7 +16,7 @@ from onboard.config import Mode, RuntimeConfig, with_settings
 from onboard.errors import UsageError
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.invariants import uncached_mixers
-from onboard.graph.pipeline import Pipeline, load_pipeline
+from onboard.graph.pipeline import Pipeline, pipeline_for
 from onboard.graph.text_tokens import text_tokens
 from onboard.graph.transform import BaseTransform
 from onboard.runtime.build import make_context
@@ -138,7 +138,7 @@ def verify_model(
         if on_check is not None:
             on_check(report)
 
-    pipeline = Pipeline(load_pipeline(runtime.transforms, runtime.mode) if transforms is None else transforms)
+    pipeline = Pipeline(pipeline_for(context) if transforms is None else transforms)
     pipeline.run(context, observe)
     return report
 

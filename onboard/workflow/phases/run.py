@@ -19,6 +19,7 @@ from onboard.analysis.spec import ModelSpec
 from onboard.composition import compose
 from onboard.content import content_path
 from onboard.errors import OnboardError
+from onboard.extensions import extensions_digest
 from onboard.gpu import device_memory
 from onboard.workflow.checkpoint import layer_kinds, native_values
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
@@ -42,11 +43,12 @@ class Run(Phase):
     needs_weights: ClassVar[bool] = True
 
     def inputs(self, context: RunContext) -> dict[str, Any]:
-        """Depend on the config, the model file, the weights and the device."""
+        """Depend on the config, the model file, extensions, the weights and the device."""
         model_file = content_path("models", f"modeling_{context.spec.family}.py", root=context.root)
         return {
             "config": hash_inputs(_composed(context), {}),
             "model_file": context.files.digest(model_file),
+            "extensions": extensions_digest(context.root),
             "weights": _weights_identity(context),
             "options": [context.options.device, context.options.dtype],
             **({"strict": True} if context.options.strict else {}),

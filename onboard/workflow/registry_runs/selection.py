@@ -11,6 +11,7 @@ from onboard.composition import compose
 from onboard.config import suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
+from onboard.extensions import extensions_digest
 from onboard.hub import open_source
 from onboard.registry import RegistryEntry
 from onboard.workflow.checkpoint import native_values
@@ -41,6 +42,7 @@ def key_of(entry: RegistryEntry, root: Path, source: str, device: str, *, reduce
         "model_file": registry.digest(model_file(entry, root)),
         "weights": _weights(compose(entry, root).model),
         "source": source,
+        "extensions": extensions_digest(root),
         "device": device,
         "reduced": reduced,
     }
