@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from onboard.cli import main
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
-from onboard.extensions import extensions_digest
+from onboard.extensions import extensions_digest, find_extensions, load
 from onboard.graph.context import TransformContext
 from onboard.graph.graph_cache import key_parts
 from onboard.graph.pipeline import Pipeline, load_pipeline, pipeline_for
@@ -111,6 +112,13 @@ def test_an_ops_file_of_a_root_is_in_the_digest(tmp_path: Path, root_files: dict
         (tmp_path / name).write_text(root_files[name] + "\n")
         seen.add(extensions_digest(tmp_path))
     assert len(seen) == 1 + len(root_files)
+
+
+def test_a_file_runs_as_it_is_written(tmp_path: Path) -> None:
+    write(tmp_path, {"ops/plain.py": "def plain(x: int): ...  # register_op\n"})
+    (file,) = find_extensions(tmp_path)
+    load(file)
+    assert sys.modules[file.module].plain.__annotations__ == {"x": int}, "not text, as under a __future__ of ours"
 
 
 def order_of(root: Path, *keys: str, **overrides: dict[str, object]) -> list[str]:
