@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import fx, nn
 
 from onboard.cli import main
 from onboard.config import RuntimeConfig
@@ -19,6 +20,7 @@ from onboard.extensions import extensions_digest, find_extensions, load
 from onboard.graph.context import TransformContext
 from onboard.graph.graph_cache import key_parts
 from onboard.graph.pipeline import Pipeline, load_pipeline, pipeline_for
+from onboard.graph.transform import BaseTransform, Stages, TransformConfig, TransformInfo
 from onboard.runtime.build import make_context
 from onboard.runtime.engine import Engine
 from tests.unit.runtime.tiny import Tiny
@@ -222,6 +224,27 @@ def test_a_transform_that_breaks_is_refused_with_its_name(tmp_path: Path, body: 
     with pytest.raises(UsageError, match=message) as caught:
         Pipeline([each for each in pipeline if each.key == "soft_cap"]).run(context)
     assert TRANSFORM in str(caught.value)
+
+
+class _Given(BaseTransform[TransformConfig]):
+    """Starts a pipeline with a graph that is there already."""
+
+    key = "given"
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        traced = fx.symbolic_trace(nn.Identity())
+        next(iter(traced.graph.nodes)).meta["val"] = torch.empty(7)
+        return traced, TransformInfo(is_clean=True, has_valid_shapes=True)
+
+
+def test_a_graph_computes_what_it_says_at_once(tmp_path: Path) -> None:
+    """`onboard verify` runs it after each transform."""
+    write(tmp_path, {TRANSFORM: FILES[TRANSFORM]})
+    given = _Given(TransformConfig(stage=Stages.FACTORY, run_per_gm=False))
+    own = [each for each in load_pipeline({"soft_cap": {"cap": 2.0}}, root=tmp_path) if each.key == "soft_cap"]
+    context = TransformContext(None, RuntimeConfig(), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
+    logits = torch.randn(7) * 5
+    torch.testing.assert_close(Pipeline([given, *own]).run(context)(logits), 2 * torch.tanh(logits / 2))
 
 
 def test_an_op_that_mixes_tokens_is_refused(tiny: Callable[..., Tiny]) -> None:
