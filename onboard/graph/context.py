@@ -15,6 +15,7 @@ from onboard.modeling import ONE_CODEBOOK, Codebooks
 if TYPE_CHECKING:
     from onboard.graph.cached_hf import AttentionLayer
     from onboard.graph.factory import ModelFactory
+    from onboard.graph.layer_kinds import Repeated
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class TransformContext:
     cache: Any = None
     """The `CachedSequenceInterface` (onboard.graph.cached_sequence): made by the first `insert_cached_*`, allocated by
     `initialize_cache`, grown by `resize_kv_cache`."""
+
+    left_out: Repeated | None = None
+    """What the graph has too few of, since only its size is wanted: `export_to_gm` left it out."""
 
     attention: list[AttentionLayer] = field(default_factory=list)
     """Attention calls of transformers' eager model, in order: found by `detect_hf_attn_layers`."""

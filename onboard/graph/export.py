@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from onboard.graph.fx import attribute, nodes_of, replace_with
 from onboard.graph.layer_kinds import Repeated, shortened
 from onboard.graph.shapes import fake_like
-from onboard.graph.stamp import stamp
+from onboard.graph.stamp import check_repeated, stamp
 
 
 def export_to_graph(
@@ -26,6 +26,7 @@ def export_to_graph(
     strict: bool = False,
     clone_state_dict: bool = False,
     repeated: Repeated | None = None,
+    complete: bool = True,
 ) -> fx.GraphModule:
     """Export `model` for `device` and return a graph module that holds the model's own parameters and buffers.
 
@@ -34,7 +35,8 @@ def export_to_graph(
     of a parameter to the name that the graph reads, and `meta["unread_parameters"]` names those of the model that it
     does not read at all. Nothing is computed and no weight memory is taken.
 
-    What is `repeated` is traced a few times and copied; `StampError` says that this model has to be exported in full.
+    What is `repeated` is traced a few times and copied; unless `complete`, it is not copied, after all checks that it
+    could be. `StampError` says that this model has to be exported in full.
     """
     mode = FakeTensorMode(shape_env=ShapeEnv(tracked_fakes=[]), allow_non_fake_inputs=True, export=True)
     kept = repeated.kept() if repeated else {}
@@ -51,7 +53,7 @@ def export_to_graph(
     if functionalize:
         _undo_view_decompositions(exported)
     if repeated:
-        stamp(exported, repeated)
+        (stamp if complete else check_repeated)(exported, repeated)
     return _rehomed(exported, model, clone=clone_state_dict)
 
 

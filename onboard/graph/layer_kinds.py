@@ -40,6 +40,11 @@ class Stack:
         """Return the dotted name of a layer."""
         return f"{self.name}.{index}"
 
+    def index(self, path: str) -> int | None:
+        """Return the layer that a dotted name lies in, None outside of all of them."""
+        index = path.removeprefix(self.name + ".").split(".")[0]
+        return int(index) if path.startswith(self.name + ".") and index.isdecimal() else None
+
 
 @dataclass(frozen=True)
 class ExpertList:

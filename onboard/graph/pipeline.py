@@ -77,7 +77,7 @@ def pipeline_for(
 ) -> list[BaseTransform[Any]]:
     """Return the transforms that a run's context asks for, with more `overrides`; what comes from outside is a fact."""
     runtime, root = context.runtime, context.factory.root
-    transforms = load_pipeline({**runtime.transforms, **(overrides or {})}, runtime.mode, root)
+    transforms = load_pipeline(deep_merge(runtime.transforms, overrides or {}), runtime.mode, root)
     facts = (each.from_outside() for each in transforms if each.config.enabled)
     context.facts.extend(filter(None, facts))
     return transforms

@@ -8,7 +8,7 @@ further layer of the kind is then a copy of the third that reads its own weights
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -45,27 +45,41 @@ def stamp(gm: fx.GraphModule, repeated: Repeated) -> None:
     stamp_experts(gm, repeated.experts, repeated.exported_experts)
 
 
+def check_repeated(gm: fx.GraphModule, repeated: Repeated) -> None:
+    """Raise `StampError` where `stamp` would; the graph stays as it is, that of a shorter model."""
+    if repeated.stack:
+        _patterns(gm, repeated.stack)
+    exported = repeated.exported_experts
+    stamp_experts(gm, [replace(item, experts=exported) for item in repeated.experts], exported)
+
+
 def stamp_layers(gm: fx.GraphModule, stack: Stack) -> None:
     """Add every layer of `stack` to a graph that has only those in `stack.exported`.
 
     The new layers' weights are read by their names, which the module need not have yet. Raises `StampError`, before it
     changes anything, when the layers are no chain of equal links.
     """
+    regions, patterns = _patterns(gm, stack)
+    bounds = [*(region.index for region in regions[1:]), len(stack.kinds)]
+    for region, following, bound in zip(regions, [*regions[1:], None], bounds, strict=True):
+        _fill(gm.graph, stack, region, following, [patterns[stack.kinds[i]] for i in range(region.index + 1, bound)])
+
+
+def _patterns(gm: fx.GraphModule, stack: Stack) -> tuple[list[Region], dict[int, Region]]:
+    """Return the exported layers, and the last one of each kind, after which further ones are stamped."""
     regions = _linked(_regions(gm.graph, stack))
     patterns = {stack.kinds[region.index]: region for region in regions}
     for kind, pattern in patterns.items():
         same = [region for region in regions if stack.kinds[region.index] == kind]
         if len(same) == PATTERNS and _form(gm, stack, same[-2]) != _form(gm, stack, pattern):
             raise StampError(f"layers {same[-2].index} and {pattern.index} are of one kind and run differently")
-    bounds = [*(region.index for region in regions[1:]), len(stack.kinds)]
-    for region, following, bound in zip(regions, [*regions[1:], None], bounds, strict=True):
-        _fill(gm.graph, stack, region, following, [patterns[stack.kinds[i]] for i in range(region.index + 1, bound)])
+    return regions, patterns
 
 
 def _regions(graph: fx.Graph, stack: Stack) -> list[Region]:
     regions: list[Region] = []
     for node in filter(_is_tensor_op, graph.nodes):
-        index = _layer_of(node, stack)
+        index = layer_of(node, stack)
         if index is not None and (not regions or regions[-1].index != index):
             regions.append(Region(index))
         if index is not None:
@@ -83,12 +97,10 @@ def _is_tensor_op(node: fx.Node) -> bool:
     return node.op in {"call_function", "output"} and not isinstance(value, _SIZES)
 
 
-def _layer_of(node: fx.Node, stack: Stack) -> int | None:
-    for path, _ in (node.meta.get("nn_module_stack") or {}).values():
-        index = path.removeprefix(stack.name + ".").split(".")[0]
-        if path.startswith(stack.name + ".") and index.isdecimal():
-            return int(index)
-    return None
+def layer_of(node: fx.Node, stack: Stack) -> int | None:
+    """Return the layer whose part of the graph a node is, None outside of all of them."""
+    paths = (path for path, _ in (node.meta.get("nn_module_stack") or {}).values())
+    return next((index for path in paths if (index := stack.index(path)) is not None), None)
 
 
 def _linked(regions: list[Region]) -> list[Region]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from onboard.graph.context import TransformContext
 from onboard.graph.factory import read_config
 from onboard.graph.fx import graph_modules
 from onboard.graph.interface import cache_plan
+from onboard.graph.layer_kinds import Repeated
+from onboard.graph.left_out import Occurrences, UnlikeError, restore_experts
 from onboard.graph.peak import peak_bytes
 from onboard.graph.pipeline import Pipeline, pipeline_for
-from onboard.graph.plan import CUDA_RESERVE, MemoryPlan, tensor_bytes
+from onboard.graph.plan import CUDA_RESERVE, CachePlan, MemoryPlan
 from onboard.ops import has_triton
 from onboard.runtime.build import check_cached, make_context, max_positions, resolve_dtype
 
@@ -27,21 +31,41 @@ _NEEDS_MEMORY = ("load_weights", "initialize_cache", "resize_kv_cache", "compile
 
 
 def plan_memory(
-    checkpoint: Path, runtime: RuntimeConfig, memory: int, *, gpu: bool, root: Path | None = None, model: str = ""
+    checkpoint: Path,
+    runtime: RuntimeConfig,
+    memory: int,
+    *,
+    gpu: bool,
+    root: Path | None = None,
+    model: str = "",
+    reduced: bool = True,
 ) -> tuple[MemoryPlan, list[str]]:
     """Return what a run of `checkpoint` (a folder with config.json) takes of `memory` bytes, and facts about it.
 
-    The run's own pipeline is applied to a model without weights. `gpu`: the memory is a GPU's. A model that was not
+    The run's own pipeline is applied to a model without weights; with `reduced`, to a few of its layers and experts of
+    each kind, which say what the others take. `gpu`: the memory is a GPU's. A model that was not
     onboarded is planned as transformers' own module (mode "hf"), which is a fact. Raises `OnboardError` for a model
     that cannot run.
     """
     runtime, facts = _planned(runtime, checkpoint, gpu=gpu, root=root)
+    made = partial(_made, checkpoint, runtime, memory, gpu=gpu, root=root, model=model)
+    try:
+        plan, found = made(complete=not reduced)
+    except UnlikeError as error:
+        plan, found = made(complete=True)
+        found.append(f"every layer was planned by itself: {error}")
+    return plan, [*facts, *found]
+
+
+def _made(
+    checkpoint: Path, runtime: RuntimeConfig, memory: int, *, gpu: bool, root: Path | None, model: str, complete: bool
+) -> tuple[MemoryPlan, list[str]]:
+    """Return the plan and its facts; unless `complete`, by a graph of a few layers and experts of each kind."""
     context = make_context(checkpoint, runtime, root=root, model=model)
-    off = {key: {"enabled": False} for key in _NEEDS_MEMORY}
-    gm = Pipeline(pipeline_for(context, off)).run(context)
+    changes: dict[str, Any] = {key: {"enabled": False} for key in _NEEDS_MEMORY}
+    gm = Pipeline(pipeline_for(context, changes | {"export_to_gm": {"complete": complete}})).run(context)
     check_cached(gm, context)
-    plan = _counted(gm, context, memory, gpu=gpu)
-    return plan, [*facts, *context.facts]
+    return _counted(gm, context, memory, gpu=gpu), context.facts
 
 
 def _planned(
@@ -64,12 +88,15 @@ def _planned(
 def _counted(module: nn.Module, context: TransformContext, memory: int, *, gpu: bool) -> MemoryPlan:
     cache: CachedSequenceInterface = context.cache
     ((_, gm),) = graph_modules(module)
-    parameters = {id(each): each for each in gm.parameters()}.values()
+    left_out = context.left_out or Repeated(None)
+    restore_experts(gm, left_out)
+    times = Occurrences(left_out.stack)
+    times.check(gm)
     return MemoryPlan(
-        cache=cache_plan(context),
-        parameters=sum(each.numel() for each in parameters),
-        weights=tensor_bytes(parameters),
-        tables=tensor_bytes(gm.buffers()),
+        cache=_cache_plan(gm, context, times),
+        parameters=sum(times.of_tensor(name) * each.numel() for name, each in gm.named_parameters()),
+        weights=sum(times.of_tensor(name) * each.nbytes for name, each in gm.named_parameters()),
+        tables=sum(times.of_tensor(name) * each.nbytes for name, each in gm.named_buffers()),
         inputs=cache.info.num_bytes,
         activations=_prefill_bytes(gm, context),
         step_tokens=cache.info.max_num_tokens,
@@ -79,6 +106,13 @@ def _counted(module: nn.Module, context: TransformContext, memory: int, *, gpu: 
         positions=max_positions(context.factory.text_config) or context.runtime.max_seq_len,
         fraction=context.runtime.kv_cache_config.free_gpu_memory_fraction,
     )
+
+
+def _cache_plan(gm: fx.GraphModule, context: TransformContext, times: Occurrences) -> CachePlan:
+    """Return the caches of the whole model; those of layers that were left out come last."""
+    plan, counts = cache_plan(context), times.of_caches(gm, context.cache)
+    more = [resource for name, resource in context.cache.resources.items() for _ in range(counts[name] - 1)]
+    return replace(plan, resources=(*plan.resources, *more))
 
 
 def _prefill_bytes(gm: fx.GraphModule, context: TransformContext) -> int:

@@ -27,6 +27,8 @@ class ExportToGMConfig(TransformConfig):
     """Export this many experts of each mixture and add the others to the graph afterwards; None: two."""
     stamp_layers: bool = True
     """Export a few layers of each kind and copy the others; False: export every layer, and every expert."""
+    complete: bool = True
+    """False: do not copy them. The graph is that of a shorter model, and `context.left_out` says what is missing."""
 
 
 @register_transform("export_to_gm")
@@ -55,7 +57,9 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
         stamp = self.config.stamp_layers
         repeated = find_repeated(gm, self.config.num_moe_experts_for_export or 2) if stamp else None
         try:
-            return self._export(gm, context, repeated)
+            graph = self._export(gm, context, repeated)
+            context.left_out = None if self.config.complete else repeated
+            return graph
         except StampError as error:
             context.facts.append(f"every layer and expert was exported by itself: {error}")
             return self._export(gm, context, None)
@@ -71,6 +75,7 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
             strict=self.config.strict,
             clone_state_dict=self.config.clone_state_dict,
             repeated=repeated,
+            complete=self.config.complete,
         )
 
 

@@ -17,6 +17,8 @@ from onboard.cli.plan import gib
 from onboard.config import RuntimeConfig
 from onboard.errors import UsageError
 from onboard.gpu_kinds import Gpus, known_gpus, parse_gpus, parse_size
+from onboard.graph.layer_kinds import Stack
+from onboard.graph.left_out import Occurrences
 from onboard.graph.plan import Limits, MemoryPlan
 from onboard.runtime.build import build_engine
 from onboard.runtime.plan import plan_memory
@@ -59,11 +61,13 @@ _HYBRID = {
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
     "gemma2": {"sliding_window": 16},
-    "gemma3_text": {"sliding_window": 16, "num_hidden_layers": 7},
+    "gemma3_text": {"sliding_window": 16},
     "deepseek_v3": _MLA,
     "mixtral": {"num_local_experts": 4},
     "qwen3_next": _HYBRID,
 }
+_LAYERS = {"llama": 7, "gemma2": 9, "gemma3_text": 13, "deepseek_v3": 7, "mixtral": 5, "qwen3_next": 17}
+"""So many that a plan leaves some of them out."""
 LIMITS = {"max_seq_len": 100, "max_batch_size": 3, "max_num_tokens": 24, "kv_cache_config": {"tokens_per_block": 4}}
 
 
@@ -79,7 +83,7 @@ def _plan(checkpoint: Path, memory: int = 2**40, *, gpu: bool = False, **runtime
 
 @pytest.mark.parametrize("family", MODELS)
 def test_the_plan_is_what_a_run_allocates(family: str, tmp_path: Path) -> None:
-    checkpoint = _config(tmp_path, family, **MODELS[family])
+    checkpoint = _config(tmp_path, family, **MODELS[family] | {"num_hidden_layers": _LAYERS[family]})
     plan = _plan(checkpoint)
     runtime = RuntimeConfig.model_validate(
         {"device": "cpu", "dtype": "float32", "skip_loading_weights": True, **LIMITS}
@@ -91,6 +95,33 @@ def test_the_plan_is_what_a_run_allocates(family: str, tmp_path: Path) -> None:
     assert plan.caches == sum(each.nbytes for each in engine.cache.caches.values())
     assert plan.pages == engine.cache.num_pages
     assert sum(group.num_bytes for group in plan.cache.groups(plan.pages)) == plan.caches
+
+
+def test_a_few_layers_and_experts_say_what_all_of_them_take(tmp_path: Path) -> None:
+    checkpoint = _config(tmp_path, "mixtral", num_hidden_layers=6, num_local_experts=5)
+    config = RuntimeConfig.model_validate({"dtype": "float32", **LIMITS})
+    (quick, facts), (whole, same) = (
+        plan_memory(checkpoint, config, 2**30, gpu=True, reduced=reduced) for reduced in (True, False)
+    )
+    assert quick == whole  # caches of all layers, in the same order, too
+    assert facts == same
+    assert not any("by itself" in fact for fact in facts)
+
+
+def test_experts_that_are_not_stacked_are_planned_one_by_one(tmp_path: Path) -> None:
+    checkpoint = _config(tmp_path, "mixtral", num_local_experts=5)
+    off = {key: {"enabled": False} for key in ("stack_expert_weights", "fuse_moe")}
+    config = RuntimeConfig.model_validate({"dtype": "float32", **LIMITS, "transforms": off})
+    plan, facts = plan_memory(checkpoint, config, 2**30, gpu=False)
+    assert plan.parameters == sum(each.numel() for each in _reference(checkpoint).parameters())
+    assert any("planned by itself" in fact for fact in facts)
+
+
+def test_the_last_exported_layer_of_a_kind_stands_for_those_that_were_left_out() -> None:
+    occurrences = Occurrences(Stack("model.layers", (0, 1, 1, 1, 1, 0, 2, 1)))
+    assert [occurrences.of_layer(index) for index in (0, 1, 2, 3, 5, 6, None)] == [1, 1, 1, 3, 1, 1, 1]
+    assert occurrences.of_tensor("model.layers.3.mlp.weight") == 3
+    assert occurrences.of_tensor("other.model.layers.3.weight") == occurrences.of_tensor("lm_head.weight") == 1
 
 
 def test_a_model_that_was_not_onboarded_is_planned_as_that_of_transformers(tmp_path: Path) -> None:
