@@ -249,16 +249,19 @@ def _parameters_on(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     Freshly made CPU tensors have no pages of memory yet, so building a large model on "meta" costs neither memory
     nor time. Buffers (RoPE tables) get their real values, which a model built wholly on "meta" would lose.
     """
-    original = nn.Module.register_parameter
+    original, reset = nn.Module.register_parameter, nn.Linear.reset_parameters
 
     def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         original(module, name, _moved(param, device, dtype) if param is not None else None)
 
     setattr(nn.Module, "register_parameter", register)  # noqa: B010  (mypy refuses a plain assignment)
+    if device.type == "meta":  # half of the time that many experts take goes into random numbers for no memory
+        setattr(nn.Linear, "reset_parameters", lambda linear: None)  # noqa: B010
     try:
         yield
     finally:
         setattr(nn.Module, "register_parameter", original)  # noqa: B010
+        setattr(nn.Linear, "reset_parameters", reset)  # noqa: B010
 
 
 def _moved(param: nn.Parameter, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
