@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from os.path import commonprefix
 from typing import Any
 
@@ -101,9 +102,8 @@ def _stack(gm: GraphModule, stack: _Stack) -> str:
 def _stacked_name(gm: GraphModule, name: str, parts: Sequence[str]) -> str:
     """Return a free name under the path that all parts share."""
     path = commonprefix([part.split(".")[:-1] for part in parts])
-    while (found := ".".join([*path, name])) in ParameterNames(gm):
-        name += "_joined"
-    return found
+    names = (".".join([*path, name + "_joined" * times]) for times in count())
+    return next(each for each in names if each not in ParameterNames(gm))
 
 
 def _is_unknown(gm: GraphModule, node: Node) -> bool:

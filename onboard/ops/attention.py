@@ -53,11 +53,9 @@ def _block_weights(scores: Tensor, mask: Tensor | None, sink: Tensor | None) -> 
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     peak = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
-    if sink is None:
-        weights = (scores - peak).exp_()
-        return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
-    peak = torch.maximum(peak, sink)
     weights = (scores - peak).exp_()
+    if sink is None:
+        return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
     return weights / (weights.sum(-1, keepdim=True) + (sink - peak).exp())
 
 

@@ -50,7 +50,7 @@ def torch_cached_lightning_indexer(
     sequences, _, longest_query, longest_kv, *_ = batch_info_host.tolist()
     if longest_query == 1:
         pages = block_table[:, : -(-longest_kv // index_cache.shape[2])]
-        stored = index_cache[pages.long()].flatten(1, 3).to(query.dtype)  # [sequences, keys, dim]
+        stored = index_cache[pages].flatten(1, 3).to(query.dtype)  # [sequences, keys, dim]
         scores = index_scores(query[0].unsqueeze(1), stored, weights[0].unsqueeze(1), scale)
         return _best(scores, (kv_lens - 1).view(-1, 1, 1), top_k).view(1, -1, top_k)
     chosen = query.new_full((*query.shape[:2], top_k), -1, dtype=torch.int64)

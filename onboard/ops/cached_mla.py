@@ -66,7 +66,7 @@ def _absorbed(
     rank = weight.shape[1]
     by_head = weight.view(heads, -1, rank)
     to_keys, to_values = by_head[:, :nope], by_head[:, nope:]
-    stored = cache[pages.long()].flatten(1, 3).to(q_nope.dtype)  # [sequences, keys, rank + rope_dim]
+    stored = cache[pages].flatten(1, 3).to(q_nope.dtype)  # [sequences, keys, rank + rope_dim]
     seen = torch.arange(stored.shape[1], device=cache.device) < kv_lens.unsqueeze(1)
     stored = only_seen(stored, seen)
     queries = torch.cat([torch.einsum("bhn,hnr->bhr", q_nope, to_keys), q_pe], dim=-1)

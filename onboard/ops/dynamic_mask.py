@@ -97,7 +97,7 @@ def torch_cached_dynamic_mask_attention(
         write_tokens(cache, tokens, slot_mapping)
     sequences, _, longest_query, longest_kv, *_ = batch_info_host.tolist()
     if longest_query == 1:
-        pages = block_table[:, : -(-longest_kv // k_cache.shape[2])].long()
+        pages = block_table[:, : -(-longest_kv // k_cache.shape[2])]
         read = [cache[pages].transpose(2, 3).flatten(1, 2).to(query.dtype) for cache in caches]
         distance = kv_lens.unsqueeze(1) - 1 - torch.arange(read[0].shape[1], device=query.device)
         seen = (distance >= 0) & (distance < (sliding_window or read[0].shape[1]))

@@ -86,7 +86,7 @@ def torch_cached_relative_attention(
     write_tokens(v_cache, value[0], slot_mapping)
     sequences, _, longest_query, longest_kv, *_ = batch_info_host.tolist()
     if longest_query == 1:
-        pages = block_table[:, : -(-longest_kv // k_cache.shape[2])].long()
+        pages = block_table[:, : -(-longest_kv // k_cache.shape[2])]
         keys, values = (cache[pages].transpose(2, 3).flatten(1, 2).to(query.dtype) for cache in (k_cache, v_cache))
         distance = (kv_lens - 1).view(-1, 1, 1) - torch.arange(keys.shape[1], device=query.device)
         seen = (distance >= 0) & (distance < (sliding_window or keys.shape[1]))

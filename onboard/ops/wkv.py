@@ -71,15 +71,14 @@ def _wkv(key: Tensor, value: Tensor, time_decay: Tensor, time_first: Tensor, sta
     token: of one that has, the sum of weights is at least one.
     """
     wide = state.dtype
-    keys, values, fading, first = key.to(wide), value.to(wide), time_decay.to(wide).exp(), time_first.to(wide)
+    keys, fading, first = key.to(wide), time_decay.to(wide).exp(), time_first.to(wide)
     total, weight, scale = state.unbind(1)
     scale = torch.where(weight == 0, -torch.inf, scale)
     out = torch.empty_like(keys, memory_format=torch.contiguous_format)
     for index in range(key.shape[1]):
-        added = keys[:, index] + first, values[:, index]
-        sums = _with(total, weight, scale, *added)
+        sums = _with(total, weight, scale, keys[:, index] + first, value[:, index])
         out[:, index] = sums[0] / sums[1]
-        total, weight, scale = _with(total, weight, scale - fading, keys[:, index], values[:, index])
+        total, weight, scale = _with(total, weight, scale - fading, keys[:, index], value[:, index])
     return out.to(key.dtype), torch.stack([total, weight, scale], dim=1)
 
 

@@ -51,7 +51,10 @@ class Landing:
         """Return what waits for the tokens of a step that was started: those behind `lengths` tokens of `slots`."""
         if self._landed is None:
             return tokens.clone().tolist  # a later step may overwrite them
-        landed, arrived = self._landed, next(self._events)
+        return self._when_landed(self._landed, slots, lengths)
+
+    def _when_landed(self, landed: IntArray, slots: IntArray, lengths: IntArray) -> Callable[[], list[int]]:
+        arrived = next(self._events)
         arrived.record()
 
         def wait() -> list[int]:

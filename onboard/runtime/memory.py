@@ -151,7 +151,7 @@ class CacheMemory:
             return length
         last = self._last_border(request) * self.page_size
         borders = [border for border in (request.branch, last) if start < border < end]
-        if not borders and start < (whole := end - end % self.page_size) and end < request.num_admitted:
+        if not borders and start < (whole := end - end % self.page_size):
             borders = [whole]
         return min(borders) - start if borders else length
 

@@ -83,10 +83,11 @@ def _keeps(gm: fx.GraphModule, mask: fx.Node, source: fx.Node, keep: int, window
     heads = source.meta["val"].shape[1]
     if not isinstance(heads, int):
         return False
-    bias = torch.randn(PROBED, heads, length, generator=torch.Generator().manual_seed(length))
+    generator, dtype = torch.Generator().manual_seed(length), source.meta["val"].dtype
+    bias = torch.randn(PROBED, heads, length, generator=generator, dtype=dtype)
     small = None if window is None else _SMALL if window == keep else _SMALL_WINDOW
     swaps = {keep: _SMALL} if window is None or small is None else {window: small, -window: -small, keep: _SMALL}
-    actual = evaluate(gm, mask, length, swaps, {source: bias.to(source.meta["val"].dtype)})
+    actual = evaluate(gm, mask, length, swaps, {source: bias})
     if actual is None or actual.dim() != 4 or actual.shape[1] % heads:
         return False
     expected = kept_bias(bias.transpose(1, 2).to(actual.dtype), torch.arange(length).unsqueeze(1), _SMALL, small)

@@ -73,22 +73,20 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
         buffers = [name for name, _ in gm.named_buffers() if name in gm.state_dict()]
         found = _find(wanted, buffers, unread_names(gm), checkpoint, context)
         device = self.config.checkpoint_device or context.device
-        later: list[tuple[str, Load]] = []
+        later: list[tuple[str, Load]] = []  # on a GPU alone
         for names in groups:
             parameter = _allocate(gm, names[0], context)
             for part, view in plan.slices(names[0], parameter):
                 if part is None:
                     view.zero_()
                 elif self.config.checkpoint_device is None and (load := _direct(checkpoint, found[part], view)):
-                    later.append((found[part].names[0], load))
+                    later.append(load)
                 else:
                     _read(checkpoint, found[part], view, device)
             _place(gm, names, parameter)
         for name in found.keys() & set(buffers):
             _read(checkpoint, found[name], gm.get_buffer(name), device)
-        stream([load for _, load in later])
-        for name, load in later:
-            _check_finite(name, load.target, load.target)
+        _read_later(later)
 
 
 def _checkpoint(context: TransformContext) -> Checkpoint | ConvertedCheckpoint:
@@ -161,15 +159,24 @@ def _read(
     _check_finite(name, tensor, target)
 
 
-def _direct(checkpoint: Checkpoint | ConvertedCheckpoint, source: Source, target: torch.Tensor) -> Load | None:
-    """Return how a tensor's bytes get to the device as they are, None when something has to be done to them."""
+def _direct(
+    checkpoint: Checkpoint | ConvertedCheckpoint, source: Source, target: torch.Tensor
+) -> tuple[str, Load] | None:
+    """Return a tensor's name and how its bytes get to the device as they are; None: something is to be done to them."""
     if not (isinstance(checkpoint, Checkpoint) and target.is_cuda and target.is_contiguous()):
         return None
     if not source.is_plain:
         return None
-    file, meta = checkpoint.place(source.names[0])
+    [name] = source.names
+    file, meta = checkpoint.place(name)
     is_same = (meta.dtype, meta.shape) == (target.dtype, tuple(target.shape))
-    return Load(file, meta.offset, target) if is_same and target.numel() else None
+    return (name, Load(file, meta.offset, target)) if is_same and target.numel() else None
+
+
+def _read_later(later: list[tuple[str, Load]]) -> None:
+    stream([load for _, load in later])
+    for name, load in later:
+        _check_finite(name, load.target, load.target)
 
 
 def _check_finite(name: str, tensor: torch.Tensor, target: torch.Tensor) -> None:
