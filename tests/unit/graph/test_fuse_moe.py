@@ -13,6 +13,7 @@ from torch import nn
 
 import onboard.ops  # noqa: F401
 from onboard.graph.checkpoint import Checkpoint
+from onboard.graph.expert_stacks import fold_experts
 
 EXPERTS, TOP, HIDDEN, INNER = 4, 2, 8, 6
 
@@ -189,3 +190,29 @@ def test_a_gated_mixture_with_biases_of_its_gates_alone_stays_as_it_is():
 
     gm, info, _ = apply("stack_expert_weights", exported(HalfBiased(bias=True), 2, 3, HIDDEN, device="cpu"))
     assert info.num_matches == 0
+
+
+def test_what_was_folded_is_counted():
+    assert fold_experts(exported(Stacked(), 2, 3, HIDDEN, device="cpu")) == 1
+
+
+class TwoOfOneList(Mixture):
+    """Two mixtures whose experts are in one list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts.extend(Mixture().experts)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for half in (slice(EXPERTS), slice(EXPERTS, None)):
+            x = run(x, [part[half] for part in self.lists("weight")], True, [None] * 3)
+        return x
+
+
+def test_stacks_of_one_list_have_names_of_their_own():
+    model = TwoOfOneList()
+    gm, info, _ = apply("fuse_moe", exported(model, 2, 3, HIDDEN, device="cpu"))
+    assert info.num_matches == 2
+    assert len(dict(gm.named_parameters())) == 4
+    x = torch.randn(2, 4, HIDDEN)
+    assert rmse(gm(x), model(x)) <= 1e-6

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +24,10 @@ from transformers.masking_utils import (
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError
 from onboard.graph.attention_probe import check_calls
+from onboard.graph.cached_hf import AttentionLayer
 from onboard.graph.context import TransformContext
+from onboard.graph.counted_positions import counts_positions
+from onboard.graph.factory import ModelFactory
 from onboard.graph.hf_attention import AttentionCall, attention_recorded, rule_form
 from onboard.graph.hf_export import canonical_attention
 from onboard.graph.masks import MaskForm
@@ -136,3 +142,43 @@ def test_a_model_whose_attention_was_not_found_gets_no_caches() -> None:
     context = TransformContext(None, RuntimeConfig(), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
     with pytest.raises(OnboardError, match="no attention layers are known"):
         transform(transform.config_class(stage=Stages.CACHE_INIT)).apply(nn.Linear(1, 1), context)
+
+
+def test_every_attention_layer_gets_caches_of_its_own() -> None:
+    model, calls, *_ = _record("gemma2", sliding_window=5)
+    factory = ModelFactory(Path("unused"), root=None, dtype=torch.float32, model_kwargs={})
+    context = TransformContext(factory, RuntimeConfig(), torch.device("cpu"), torch.float32)
+    context.attention = [AttentionLayer.of(call, "somewhere") for call in calls]
+    transform = get_transform("transformers_replace_cached_attn")
+    cached, info = transform(transform.config_class(stage=Stages.CACHE_INIT)).apply(model, context)
+    assert info.num_matches == 2
+    windows = {name: each.sliding_window for name, each in context.cache.resources.items()}
+    assert windows == {"k_cache_0": 5, "v_cache_0": 5, "k_cache_1": None, "v_cache_1": None}
+    assert windows.keys() <= {*cached.input_names}
+
+
+class _Counting(nn.Module):
+    """Scales each token by what `formula` makes of its place, which the model counts itself, and of its position."""
+
+    def __init__(self, formula: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], size: float = 1.0) -> None:
+        super().__init__()
+        self.formula, self.size = formula, size
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, use_cache: bool) -> Any:
+        unused, places = (torch.arange(input_ids.shape[1]) for _ in range(2))
+        scales = 1 + self.formula(places, position_ids) + (unused - unused)
+        dtype = torch.float16 if self.size > 1 else torch.float32
+        return SimpleNamespace(logits=((input_ids + 1) * scales * self.size)[..., None].to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("model", "counts"),
+    [
+        (_Counting(lambda places, positions: places), True),
+        (_Counting(lambda places, positions: places.clamp(min=8192) / 8192), True),  # seen far into a text alone
+        (_Counting(lambda places, positions: places >= 8192, size=400.0), True),  # squares that float16 does not have
+        (_Counting(lambda places, positions: positions >= 8192), False),
+    ],
+)
+def test_a_range_counts_positions_if_it_moves_the_logits(model: _Counting, counts: bool) -> None:
+    assert counts_positions(model, 97) == counts

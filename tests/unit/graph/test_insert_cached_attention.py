@@ -98,9 +98,10 @@ def test_the_cached_graph_computes_the_same_attention(options: dict[str, Any]) -
     torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_caches_have_the_shapes_of_keys_and_values() -> None:
+@pytest.mark.parametrize("options", [{}, {"layout": "bnsd"}])
+def test_caches_have_the_shapes_of_keys_and_values(options: dict[str, Any]) -> None:
     context = _context(kv_cache_config={"dtype": "bfloat16"})
-    gm = _cached(_Attention(), context)
+    gm = _cached(_Attention(**options), context)
     pages = 1 + 3 * 8
     caches = {name: (tuple(each.shape), each.dtype) for name, each in context.cache.caches.items()}
     assert caches == {
@@ -233,3 +234,9 @@ def test_the_first_pool_holds_one_sequence() -> None:
         gm, _ = _transform(key).apply(gm, context)
     assert context.cache.num_pages == 1 + 8
     assert all(len(cache) == 1 + 8 for cache in context.cache.caches.values())
+
+
+def test_a_cache_keeps_what_a_window_in_chunks_sees() -> None:
+    context = _context()
+    _transform("insert_cached_attention").apply(_exported(_Attention(sliding_window=5, chunk_size=8), context), context)
+    assert {each.sliding_window for each in context.cache.resources.values()} == {5}

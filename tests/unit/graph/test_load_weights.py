@@ -7,6 +7,8 @@ import torch
 from fusion_support import apply, context_for, exported, random_state
 from graph_support import rmse
 from torch import nn
+from transformers import conversion_mapping
+from transformers.core_model_loading import Concatenate, WeightConverter
 
 from onboard.errors import OnboardError
 from onboard.graph.checkpoint import TensorMeta
@@ -251,3 +253,26 @@ def test_weights_that_the_model_has_and_does_not_run_may_be_in_the_checkpoint(ca
     assert rmse(gm(x), expected) < 1e-6
     with pytest.raises(OnboardError, match=r"no use for model\.layers\.0\.spare"):
         _load(exported(Model(), 2, 3, 5), tmp_path, state)
+
+
+def test_a_weight_in_parts_that_transformers_joins_is_joined(case, tmp_path, monkeypatch):
+    gm, state, x, expected = case
+    joins = WeightConverter(["head.upper", "head.lower"], "head.weight", operations=[Concatenate(dim=0)])
+    monkeypatch.setattr(conversion_mapping, "get_checkpoint_conversion_mapping", {"none": [joins]}.get)
+    whole = state.pop("head.weight")
+    gm, _, _ = _load(gm, tmp_path, state | {"head.upper": whole[:2].clone(), "head.lower": whole[2:].clone()})
+    assert rmse(gm(x), expected) <= 1e-6
+
+
+def test_constants_of_the_graph_are_made_on_the_runs_device():
+    class Ranged(nn.Module):
+        def forward(self, x):
+            return x * torch.arange(x.shape[2], device=x.device)
+
+    gm, context = exported(Ranged(), 2, 3, 5), context_for(None)
+    for device, moved in (("cpu", 0), ("meta", 1), ("meta", 0)):
+        context.device = torch.device(device)
+        gm, info, _ = apply("move_inputs_to_device", gm, context, shapes=False)
+        assert info.num_matches == moved
+    gm.recompile()
+    assert gm(torch.empty(2, 3, 5, device="meta")).device.type == "meta"

@@ -9,7 +9,8 @@ from graph_support import rmse
 from torch import Tensor, nn
 
 import onboard.ops  # noqa: F401
-from onboard.graph.fx import ancestors, nodes_of
+from onboard.graph.fx import ancestors, nodes_of, placeholders
+from onboard.graph.moe_routing import _width
 
 EXPERTS, TOP, HIDDEN = 12, 3, 8
 
@@ -114,3 +115,10 @@ def test_a_bias_that_happens_to_be_zero_still_counts():
     model.bias.copy_(gm.get_buffer("bias"))
     x = torch.randn(3, 7, HIDDEN)
     assert rmse(gm(x), model(x)) <= 1e-6
+
+
+def test_the_width_of_a_tensor_is_known_where_it_is_a_fixed_number():
+    gm = exported(Model(softmax_first), 2, 3, HIDDEN, device="cpu")
+    [x] = placeholders(gm)
+    assert [_width(x, dim) for dim in (-1, -2, -3, -4)] == [HIDDEN, None, None, None]
+    assert _width(gm.graph.get_attr("bias"), -1) is None

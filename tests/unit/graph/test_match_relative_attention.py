@@ -14,9 +14,12 @@ HEADS, DIM = 4, 6
 
 
 class _Attention(nn.Module):
-    """`shift` moves the distances, `beyond` is what keys further away than the extent get."""
+    """`shift` moves the distances, `beyond` is what keys further away than the extent get.
 
-    def __init__(self, shift: int = 0, beyond: float = 0.0, tempered: bool = False, extent: int = 5) -> None:
+    `tempered` is the dimension along which a factor differs.
+    """
+
+    def __init__(self, shift: int = 0, beyond: float = 0.0, tempered: int | None = None, extent: int = 5) -> None:
         super().__init__()
         self.embed, self.numbers = nn.Embedding(97, HEADS * DIM), nn.Embedding(97, HEADS * extent)
         self.shift, self.beyond, self.tempered, self.extent = shift, beyond, tempered, extent
@@ -28,8 +31,9 @@ class _Attention(nn.Module):
         distance = (places[:, None] - places[None, :])[None, None] - self.shift
         bias = numbers.gather(-1, distance.clamp(0, self.extent - 1).expand(*numbers.shape[:2], -1, -1))
         bias = bias.masked_fill((distance < 0) | (distance >= self.extent), self.beyond)
-        if self.tempered:
-            bias = (bias.float() * torch.log(places + 2.0).view(1, 1, -1, 1)).to(x.dtype)
+        if self.tempered is not None:
+            shape = [-1 if dim == self.tempered else 1 for dim in range(4)]
+            bias = (bias.float() * torch.log(places + 2.0).view(shape)).to(x.dtype)
         return ops.torch_attention(x, x, x, bias, 0.0, True, 0.3, None, 9)
 
 
@@ -37,7 +41,8 @@ class _Attention(nn.Module):
     ("model", "matches"),
     [
         (_Attention(), 1),
-        (_Attention(tempered=True), 1),
+        (_Attention(tempered=2), 1),
+        (_Attention(tempered=3), 0),
         (_Attention(shift=1), 0),
         (_Attention(beyond=-1.0), 0),
         (_Attention(beyond=-1.0, extent=60), 0),

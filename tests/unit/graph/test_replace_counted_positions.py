@@ -46,6 +46,11 @@ def _distances(hidden: Tensor, _: nn.Embedding) -> Tensor:
     return (counted[:, None] == counted).float() @ hidden
 
 
+def _doubled_distances(hidden: Tensor, _: nn.Embedding) -> Tensor:
+    doubled = torch.arange(hidden.shape[1]) * 2
+    return (doubled[:, None] == doubled).float() @ hidden
+
+
 def _rows(hidden: Tensor, _: nn.Embedding) -> Tensor:
     return hidden[:, torch.arange(hidden.shape[1])]
 
@@ -76,7 +81,7 @@ def test_each_text_of_a_row_is_counted_by_itself(formula: Formula, first: int) -
     torch.testing.assert_close(gm(torch.cat(texts, dim=1), positions), expected)
 
 
-@pytest.mark.parametrize("formula", [_distances, _rows])
+@pytest.mark.parametrize("formula", [_distances, _doubled_distances, _rows])
 def test_places_in_the_row_stay(formula: Formula) -> None:
     model, gm, matches = _transformed(formula, 0)
     assert matches == 0

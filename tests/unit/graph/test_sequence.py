@@ -233,3 +233,31 @@ def test_a_batch_that_decodes_on_beyond_a_rotary_border_gets_its_padding_row() -
     info.set_rows(slots.copy(), rope_length=15)
     assert all(torch.equal(found[name], tensor) for name, tensor in info.args.items())
     assert found["position_ids"][0].max() == 14
+
+
+def test_the_views_of_decode_steps_are_kept_and_no_others() -> None:
+    info = _make_info()
+    for batch, kept in (([(3, 1, [1]), (7, 1, [2, 3])], True), ([(0, 3, [1]), (7, 1, [2, 3])], False)):
+        _set(info, batch)
+        before = info.inputs
+        _set(info, batch)
+        assert (info.inputs is before) == kept
+
+
+@pytest.mark.parametrize(
+    ("sampling", "drawn", "filtered"),
+    [
+        ([0.0, 5.0, 0.9, 0.1], False, False),  # the likeliest token is among any
+        ([0.7, 0.0, 1.0, 0.0], True, False),
+        ([0.7, 5.0, 1.0, 0.0], True, True),
+        ([0.7, 0.0, 0.9, 0.0], True, True),
+        ([0.7, 0.0, 1.0, 0.1], True, True),
+    ],
+)
+def test_a_step_is_drawn_and_filtered_if_some_sequence_is(sampling: list[float], drawn: bool, filtered: bool) -> None:
+    info = _make_info()
+    slots = _start_rows(info, [3, 4])
+    info.rows.set_sampling(1, [0.0, 0.0, 1.0, 0.0], key=1)
+    info.rows.set_sampling(2, sampling, key=2)
+    info.set_rows(slots)
+    assert (info.rows.drawn, info.rows.filtered) == (drawn, filtered)

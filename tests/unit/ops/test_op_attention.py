@@ -184,3 +184,15 @@ def test_canonical_ops_are_what_model_files_may_use() -> None:
     assert {"torch_attention", "torch_rmsnorm", "torch_linear_simple", "torch_rope_with_complex_freqs"} <= names
     assert not {name for name in names if "cached" in name or "fused" in name or not name.startswith("torch_")}
     assert all(hasattr(ops, name) for name in names)
+
+
+@pytest.mark.parametrize("added", [{"alibi_slopes": torch.zeros(4)}, {"sinks": torch.tensor([-300.0, 0, 10, 300])}])
+def test_large_scores_and_sinks_do_not_overflow(added: dict[str, torch.Tensor]) -> None:
+    q, k, v = qkv(value_dim=6)
+    options = Options(scale=100.0, **added)
+    actual = ops.torch_attention(q, k, v, **vars(options))
+    assert relative_error(actual, attention(q, k, v, options)) < 1e-4  # scores of some hundreds, rounded
+
+
+def test_a_sink_beyond_every_score_takes_all() -> None:
+    assert ops.torch_attention(*qkv(), sinks=torch.full((4,), 300.0)).eq(0).all()

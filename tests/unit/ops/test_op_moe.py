@@ -11,6 +11,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 import onboard.ops  # noqa: F401
+from onboard.errors import UsageError
 
 ops = torch.ops.onboard
 TOKENS, EXPERTS, TOP, HIDDEN, INTERMEDIATE = 7, 5, 2, 8, 12
@@ -130,3 +131,8 @@ def test_tokens_go_to_the_best_experts_of_the_best_groups(
         assert ids == sorted(allowed, key=lambda expert: -wanted[expert])[:3]
         expected = scores[ids] / scores[ids].sum() * 2.5
         torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_an_unknown_scoring_is_refused() -> None:
+    with pytest.raises(UsageError, match="no scoring 'sigmod'"):
+        ops.torch_moe_router(torch.randn(2, 4), 1, True, "sigmod")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from onboard.errors import UsageError
+from onboard.errors import NotFiniteError, UsageError
+from onboard.ops.sampling import NOT_A_TOKEN
 from onboard.runtime.engine import Engine
+from onboard.runtime.flight import Flight
 from onboard.runtime.sampling import SamplingParams
 from tests.unit.runtime.tiny import TINY, Tiny
 
@@ -96,8 +100,26 @@ def test_a_window_smaller_than_the_prompt(tiny: Callable[..., Tiny]) -> None:
 
 def test_what_was_done_is_counted(llama: Tiny) -> None:
     engine = llama.engine()
+    engine.gm.replays = 0  # as a graph has that was captured for other sizes
+    start = time.perf_counter()
+    _generate(engine, [_prompt(3)], SamplingParams(temperature=0.0, max_tokens=1))
+    assert not any("CUDA" in fact for fact in engine.facts)  # no sequence has decoded
     _generate(engine, [_prompt(5), _prompt(9)])
-    assert (engine.stats.prompt_tokens, engine.stats.generated_tokens) == (14, 64)
+    assert 0 < engine.stats.seconds < time.perf_counter() - start
+    assert (engine.stats.prompt_tokens, engine.stats.generated_tokens) == (17, 65)
+    assert [fact for fact in engine.facts if "CUDA" in fact] == ["decode steps of 2 sequences ran without a CUDA graph"]
+
+
+@pytest.mark.parametrize(("row", "ended", "fails"), [(0, None, False), (1, "length", False), (1, None, True)])
+def test_logits_that_are_not_finite_are_an_error_where_a_token_is_wanted(row: int, ended: Any, fails: bool) -> None:
+    complete = [(row, SimpleNamespace(finish_reason=ended))]
+    step: Any = SimpleNamespace(rows=SimpleNamespace(complete=complete))
+    flight = Flight(step, lambda: [5, NOT_A_TOKEN], None)
+    if fails:
+        with pytest.raises(NotFiniteError):
+            flight.chosen()
+    else:
+        assert flight.chosen() == [5, NOT_A_TOKEN]
 
 
 def test_a_prompt_may_leave_room_for_a_single_token(llama: Tiny) -> None:

@@ -15,8 +15,9 @@ from onboard.cli.documents import PlanDocument
 from onboard.cli.main import run
 from onboard.cli.plan import gib
 from onboard.config import RuntimeConfig
-from onboard.errors import UsageError
+from onboard.errors import OnboardError, UsageError
 from onboard.gpu_kinds import Gpus, known_gpus, parse_gpus, parse_size
+from onboard.graph.cache import KVPagedResource
 from onboard.graph.layer_kinds import Stack
 from onboard.graph.left_out import Occurrences
 from onboard.graph.plan import Limits, MemoryPlan
@@ -256,8 +257,8 @@ def test_each_captured_size_keeps_its_logits_and_shares_the_rest(tmp_path: Path)
     checkpoint = _config(tmp_path, "llama")
     sizes = {"max_batch_size": 7, "kv_cache_config": {"tokens_per_block": 4, "max_tokens": 400}}
     one, three = (
-        _plan(checkpoint, gpu=True, **sizes, cuda_graph_config={"batch_sizes": each}).graphs
-        for each in ([7], [2, 3, 7])
+        _plan(checkpoint, gpu=True, **sizes, max_num_tokens=tokens, cuda_graph_config={"batch_sizes": each}).graphs
+        for each, tokens in (([7], 24), ([2, 3, 7], 48))  # a prompt's tokens are in no captured step
     )
     assert three - one == (2 + 3) * _BASE["vocab_size"] * 4  # float32
 
@@ -281,3 +282,20 @@ def test_the_longest_context_is_the_last_that_fits_and_no_longer_than_the_models
     assert 0 < longest < _BASE["max_position_embeddings"]
     assert plan.for_limits(batch=1, context=longest).fits()
     assert not plan.for_limits(batch=1, context=longest + 4).fits()
+
+
+def test_a_step_has_no_more_tokens_than_its_sequences() -> None:
+    limits = Limits(max_batch_size=3, max_seq_len=30, max_num_tokens=16, page_size=4)
+    assert [replace(limits, max_num_tokens=tokens).most_tokens for tokens in (16, 1000)] == [16, 90]
+
+
+def test_a_window_that_no_sequence_outgrows_is_none() -> None:
+    limits = Limits(max_batch_size=3, max_seq_len=30, max_num_tokens=16, page_size=4)
+    caches = [KVPagedResource(2, 8, torch.float32, 4, window) for window in (None, 6, 29, 30, 99)]
+    assert [limits.window(each) for each in caches] == [None, 6, 29, None, None]
+
+
+def test_a_model_that_would_forget_is_not_planned(tmp_path: Path) -> None:
+    checkpoint = _config(tmp_path, "llama", num_hidden_layers=1)
+    with pytest.raises(OnboardError, match="attention calls have no cache"):
+        _plan(checkpoint, transforms={"insert_cached_attention": {"enabled": False}})

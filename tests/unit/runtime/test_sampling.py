@@ -196,3 +196,16 @@ def test_bad_parameters_are_refused() -> None:
         with pytest.raises(ValidationError):
             SamplingParams(**bad)
     assert SamplingParams(stop="x").stop == ["x"]
+
+
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.999}])
+def test_tokens_that_float32_would_lose_beside_the_likeliest_count(options: dict[str, float]) -> None:
+    """Each of a million has a billionth of its weight, and together a thousandth."""
+    logits = torch.full((1, 1_000_001), -20.723)
+    logits[0, 0] = 0.0
+    weights = np.exp(logits[0].double().numpy())
+    kept = 1.0 if not options else float(np.float32(options["top_p"]))
+    cumulated = weights.cumsum()
+    last = np.searchsorted(cumulated, kept * cumulated[-1])
+    [found] = _choose(logits, [SamplingParams(**options)], torch.full((1,), 1 - 2.0**-53, dtype=torch.float64))
+    assert abs(found - int(last)) <= 2

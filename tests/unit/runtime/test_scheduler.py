@@ -263,3 +263,12 @@ def test_a_block_that_fits_into_no_step_with_those_that_decode_has_one_without_t
     chunks = [chunk.length for step in steps for chunk in step.chunks if chunk.sequence is image]
     assert chunks[:2] == [4, 8]
     assert all(request.tokens == alone(request) for request in (image, *others))
+
+
+def test_a_request_waits_for_a_slot_and_for_what_others_compute_in_full() -> None:
+    memory, request = Simulation(max_batch_size=1).memory, make_request(2 * PAGE + 1, 1)
+    memory.admit(request, 0)
+    assert memory.room_for(make_request(1)) is None
+    pages = memory.completes(Chunk(request, 2 * PAGE + 1, False))
+    assert [memory.awaits(request, border) for border in range(3)] == [*pages, None]
+    assert Simulation(reuse=False).memory.awaits(make_request(2 * PAGE + 1), 0) is None
