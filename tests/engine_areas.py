@@ -42,16 +42,23 @@ class Area:
 _FOR_GPUS = {"dense_prefill.py", "fla_delta_rule.py", "pointwise_op.py"}
 """Files whose code needs a GPU (as do `ops/triton` and the captures in `transforms/compile`, which no area has)."""
 
-_OF_KERNELS = {"fuse_linears.py", "make_batch_invariant.py"}
+_OF_KERNELS = {"fuse_linears.py", "make_batch_invariant.py", "optimize_rope.py"}
 """Transforms that put kernels alone into a graph."""
 
-FOR_GPUS = {"resize_kv_cache._affordable_pages", "resize_kv_cache._activation_bytes"}
-"""Functions that are called for a GPU alone."""
+FOR_GPUS = {
+    *(f"resize_kv_cache.{name}" for name in ("_affordable_pages", "_activation_bytes")),
+    *(f"step_buffer.{name}" for name in ("written", "upload", "fetch", "fetched")),
+    *(f"flight.{name}" for name in ("__init__", "_when_landed", "wait")),
+    *(f"load_weights.{name}" for name in ("_direct", "_read_later")),
+}
+"""Functions that are called for a GPU alone, or do nothing without one."""
 
 EQUIVALENT = {
     ("linear_recurrence", "span < out.shape[1] -> span <= out.shape[1]"): "a last round adds nothing",
     ("masks", "max(_LENGTHS) -> min(_LENGTHS)"): "windows are tried that need not be",
     ("cached_sequence", ":2 -> 2:"): "names are read off the graph at each step",
+    ("sequence", "self.buffer.written(layout) -> pass"): "nothing is copied to a GPU",
+    ("load_weights", "later.append(load) -> pass"): "nothing is read straight to a GPU",
     ("sampling", "logits.float() -> logits"): "what is subtracted is float32",
     (
         "step_buffer",
@@ -156,7 +163,7 @@ AREAS = {
         Area(
             "kernels in graphs",
             ("transforms/post_load_fusion/*.py", "transforms/cache_init/*.py"),
-            ("graph/interpreted_linears.py",),
+            ("graph/interpreted_fusions.py", "graph/interpreted_linears.py"),
             interpreted=True,
         ),
         Area(

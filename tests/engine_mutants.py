@@ -9,7 +9,8 @@ equivalent by one of these rules, which are settled before anything is drawn:
 - it compiles to the same bytecode;
 - it is in what only people read: messages of errors, texts with fields, facts;
 - it is in an assertion, which holds anyway, or in a promise that spares a check (`_PROMISES`);
-- it is behind a question for a GPU, which the machine of these tests does not have, or in code for GPUs alone;
+- it is behind a question for a GPU, which the machine of these tests does not have, or in the question itself, or in
+  code for GPUs alone (`engine_areas.FOR_GPUS`) or a call of it; or it leaves a tensor on the device, the only one;
 - it is in a function that chooses between two ways to the same result (`engine_areas.CHOICES` says which and why);
 - it was looked at and changes no result (`engine_areas.EQUIVALENT` says why).
 """
@@ -89,6 +90,8 @@ def _and_or(node: ast.AST) -> ast.AST | None:
 def _method_dropped(node: ast.AST) -> ast.AST | None:
     """`x.masked_fill(mask, 0)` -> `x`; `torch.where(mask, a, b)` -> `a`."""
     match node:
+        case ast.Call(func=ast.Attribute(attr="to"), args=[only]) if ast.unparse(only).endswith("device"):
+            return None
         case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr="where"), args=[_, first, _]):
             return first
         case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if attr in _DROPPED:
@@ -111,6 +114,10 @@ def _call_dropped(node: ast.AST) -> ast.AST | None:
     return None
 
 
+def _condition_negated(node: ast.AST) -> ast.AST | None:
+    return None if _asks_for_gpu(node) else OF_MODELS["condition negated"](node)
+
+
 def _arguments_swapped(node: ast.AST) -> ast.AST | None:
     swapped = isinstance(node, ast.Call) and not _SYMMETRIC.search(ast.unparse(node.func))
     return OF_MODELS["arguments swapped"](node) if swapped else None
@@ -122,7 +129,6 @@ _SHARED = (
     "sign dropped",
     "dimension changed",
     "slice changed",
-    "condition negated",
     "step dropped",
 )
 OPERATORS: dict[str, Edit] = {name: OF_MODELS[name] for name in _SHARED} | {
@@ -130,6 +136,7 @@ OPERATORS: dict[str, Edit] = {name: OF_MODELS[name] for name in _SHARED} | {
     "minimum and maximum swapped": _extremes_swapped,
     "and, or swapped": _and_or,
     "cast or mask dropped": _method_dropped,
+    "condition negated": _condition_negated,
     "negation dropped": _inverted,
     "call dropped": _call_dropped,
     "arguments swapped": _arguments_swapped,
@@ -164,28 +171,43 @@ def _is_read_by_people(node: ast.AST) -> bool:
     return False
 
 
+def _asks_for_gpu(node: ast.AST) -> bool:
+    match node:
+        case ast.If(test=question) | ast.IfExp(test=question) | (ast.Compare() as question):
+            return "cuda" in ast.unparse(question)
+    return False
+
+
 def _children(node: ast.AST) -> Iterator[ast.AST]:
     """Yield what lies directly in a node and may be mutated: neither annotations nor what asks for a GPU."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list"):
             continue
-        if isinstance(node, ast.If | ast.IfExp) and "cuda" in ast.unparse(node.test) and name != "orelse":
+        if _asks_for_gpu(node) and name != "orelse":
             continue
         yield from (each for each in (value if isinstance(value, list) else [value]) if isinstance(each, ast.AST))
 
 
-def _inside(node: ast.AST) -> Iterator[ast.AST]:
+def _inside(node: ast.AST, path: Path) -> Iterator[ast.AST]:
     for child in _children(node):
-        if not _is_read_by_people(child):
+        if not _is_read_by_people(child) and not _is_for_gpu(child, path):
             yield child
-            yield from _inside(child)
+            yield from _inside(child, path)
+
+
+def _is_for_gpu(node: ast.AST, path: Path) -> bool:
+    """Whether a node compares something with a GPU, or calls one of the file's functions for GPUs."""
+    call = node.value if isinstance(node, ast.Expr) else node
+    if isinstance(call, ast.Call):
+        return f"{path.stem}.{ast.unparse(call.func).split('.')[-1]}" in FOR_GPUS
+    return isinstance(node, ast.Compare) and _asks_for_gpu(node)
 
 
 def places(tree: ast.Module, path: Path) -> Iterator[ast.AST]:
     """Yield the nodes that may be mutated: those in functions, as far as no rule says that nothing would come of it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and f"{path.stem}.{node.name}" not in CHOICES.keys() | FOR_GPUS:
-            yield from _inside(node)
+            yield from _inside(node, path)
 
 
 def _same(one: CodeType, other: CodeType) -> bool:
@@ -276,20 +298,31 @@ def _run(area: Area, path: Path, text: str, log: int) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
         for stream in (1, 2):
             os.dup2(log, stream)
-        _put_in_place(path, text)
         if area.interpreted:
-            _interpret_kernels()
+            _begin_anew(area, path, text)
+        _put_in_place(path, text)
         code = _tested(area, path)
     finally:
         sys.stdout.flush()
         os._exit(code)
 
 
-def _interpret_kernels() -> None:
-    """Have Triton imported anew, which asks then whether its kernels are interpreted."""
-    os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    for name in [name for name in sys.modules if name.split(".")[0] == "triton" and not name.startswith("triton._C")]:
-        del sys.modules[name]
+def _begin_anew(area: Area, path: Path, text: str) -> None:
+    """Become a process without imports: Triton asks when it is imported whether kernels are interpreted, and torch,
+    which may have done so by now, keeps what it has of it."""
+    with tempfile.TemporaryFile() as file:
+        file.write(text.encode())
+        file.seek(0)
+        os.dup2(file.fileno(), 0)
+        code = f"import sys; sys.path[:0] = [{str(TESTS)!r}]; import engine_mutants as it; it.run_anew(*sys.argv[1:])"
+        environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+        os.execve(sys.executable, [sys.executable, "-c", code, area.name, str(path)], environment)
+
+
+def run_anew(area: str, path: str) -> None:
+    """Run the tests of an area with what standard input holds in the place of a file, and exit."""
+    _put_in_place(Path(path), sys.stdin.read())
+    sys.exit(_tested(AREAS[area], Path(path)))
 
 
 def _tested(area: Area, path: Path) -> int:

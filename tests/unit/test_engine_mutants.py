@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from engine_areas import AREAS
-from engine_mutants import ROOT, TESTS, Draw, places
+from engine_mutants import OPERATORS, ROOT, TESTS, Draw, places
 
 STAGES = ("post_export", "pattern_matcher", "weight_load", "post_load_fusion", "cache_init")
 SEED = int(os.environ.get("ONBOARD_MUTATION_SEED", "11"))
@@ -96,3 +96,26 @@ def test_every_file_of_the_engine_is_in_an_area() -> None:
     wanted = {path for folder in folders for path in (ROOT / folder).glob("*.py")}
     left = {path.name for path in wanted - known} - {"__init__.py"}
     assert left == {"library.py", "dense_prefill.py", "fla_delta_rule.py", "pointwise_op.py"}
+
+
+FOR_GPUS = """
+class Landing:
+    def receive(self, device, tokens, cuda):
+        if cuda:
+            tokens = tokens.float()
+        elif tokens.is_cuda and len(tokens) < 1:
+            tokens = tokens[0]
+        self._when_landed(tokens, tokens < 2)
+        return tokens.to(device), tokens.to(tokens.dtype), device.type == "cuda"
+
+    def _when_landed(self, tokens):
+        return tokens < 3
+"""
+
+
+def test_what_a_gpu_alone_would_notice_is_not_mutated() -> None:
+    found = list(places(ast.parse(FOR_GPUS), Path("flight.py")))
+    changed = {name for name, edit in OPERATORS.items() for node in found if edit(node) is not None}
+    assert changed == {"cast or mask dropped"}
+    dropped = [ast.unparse(node) for node in found if OPERATORS["cast or mask dropped"](node) is not None]
+    assert dropped == ["tokens.to(tokens.dtype)"]
