@@ -261,3 +261,22 @@ def test_a_step_is_drawn_and_filtered_if_some_sequence_is(sampling: list[float],
     info.rows.set_sampling(2, sampling, key=2)
     info.set_rows(slots)
     assert (info.rows.drawn, info.rows.filtered) == (drawn, filtered)
+
+
+def test_a_row_begins_with_nothing_of_the_sequence_before_it() -> None:
+    rows = _make_info().rows
+    rows.start(1, [5, 6, 7])
+    rows.set_pages(1, 0, 0, [3, 4])
+    rows.num_cached[1] = 3
+    rows.changed.clear()
+    rows.start(1, [8, 9])
+    assert (rows.num_cached[1], rows.num_tokens[1], rows.tables[:, 1].any()) == (0, 2, False)
+    assert rows.changed == {1}
+    assert rows.tokens_at(np.array([1, 1]), np.array([0, 1])).tolist() == [8, 9]
+
+
+def test_examples_lie_in_pages_that_the_pool_has() -> None:
+    info = _make_info()
+    info.pool_sizes = [4]
+    info.set_decode_example(2, kv_len=20)
+    assert sorted({*info.args["block_table"].flatten().tolist()}) == [1, 2, 3]

@@ -272,3 +272,19 @@ def test_a_request_waits_for_a_slot_and_for_what_others_compute_in_full() -> Non
     pages = memory.completes(Chunk(request, 2 * PAGE + 1, False))
     assert [memory.awaits(request, border) for border in range(3)] == [*pages, None]
     assert Simulation(reuse=False).memory.awaits(make_request(2 * PAGE + 1), 0) is None
+
+
+def test_a_window_with_a_page_at_either_end_bounds_no_sequence() -> None:
+    assert Simulation(pages=1 + 3, windows=(2 * PAGE,)).memory.capacity == 3 * PAGE
+    assert Simulation(pages=1 + 4, windows=(2 * PAGE,)).memory.capacity > 10**9
+
+
+def test_a_sequence_that_is_computed_anew_has_nothing_of_before() -> None:
+    memory, request = Simulation().memory, make_request(3 * PAGE, 1)
+    memory.admit(request, 0)
+    memory.completes(Chunk(request, 3 * PAGE, False))
+    request.branch, request.tokens = PAGE, [*request.tokens, 7]
+    memory.restart(request)
+    assert (request.branch, request.digests, request.pages, request.room) == (0, [], [[]], 0)
+    assert request.num_admitted == 3 * PAGE + 1
+    assert memory.num_owned == 0
