@@ -60,6 +60,7 @@ EQUIVALENT = {
     ("sequence", "self.buffer.written(layout) -> pass"): "nothing is copied to a GPU",
     ("load_weights", "later.append(load) -> pass"): "nothing is read straight to a GPU",
     ("sampling", "logits.float() -> logits"): "what is subtracted is float32",
+    ("scheduler", "length <= sequence.room -> length < sequence.room"): "the longer way comes to the same",
     (
         "step_buffer",
         "ends[1] - _aligned(sequences * self._table_row) -> ends[1] + _aligned(sequences * self._table_row)",

@@ -288,3 +288,12 @@ def test_a_sequence_that_is_computed_anew_has_nothing_of_before() -> None:
     assert (request.branch, request.digests, request.pages, request.room) == (0, [], [[]], 0)
     assert request.num_admitted == 3 * PAGE + 1
     assert memory.num_owned == 0
+
+
+def test_the_state_behind_a_prompt_of_whole_pages_is_kept() -> None:
+    simulation = Simulation(snapshots=4)
+    prompt = list(range(2 * PAGE))
+    longer = make_request([*prompt, 50, 51, 52], 1)
+    for request in (make_request(prompt, 1), longer):
+        simulation.run([request])
+    assert longer.num_reused == 2 * PAGE
