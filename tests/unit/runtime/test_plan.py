@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawing import some_of
 from transformers import AutoConfig
 
 from onboard.cli.documents import PlanDocument
@@ -82,7 +83,7 @@ def _plan(checkpoint: Path, memory: int = 2**40, *, gpu: bool = False, **runtime
     return plan_memory(checkpoint, config, memory, gpu=gpu)[0]
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", some_of(MODELS, always=("gemma2",), by_chance=2))
 def test_the_plan_is_what_a_run_allocates(family: str, tmp_path: Path) -> None:
     checkpoint = _config(tmp_path, family, **MODELS[family] | {"num_hidden_layers": _LAYERS[family]})
     plan = _plan(checkpoint)
@@ -109,6 +110,7 @@ def test_a_few_layers_and_experts_say_what_all_of_them_take(tmp_path: Path) -> N
     assert not any("by itself" in fact for fact in facts)
 
 
+@pytest.mark.exhaustive
 def test_experts_that_are_not_stacked_are_planned_one_by_one(tmp_path: Path) -> None:
     checkpoint = _config(tmp_path, "mixtral", num_local_experts=5)
     off = {key: {"enabled": False} for key in ("stack_expert_weights", "fuse_moe")}
