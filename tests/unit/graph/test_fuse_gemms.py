@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import onboard.ops  # noqa: F401
 from onboard.graph.checkpoint import Checkpoint
+from onboard.graph.gemm_fusion import private_parameters
 from onboard.graph.weights import Part, WeightPlan, joined_name, weight_plan
 
 
@@ -262,3 +263,11 @@ def test_joining_loaded_weights_peaks_at_one_group_above_the_model():
     with live:
         apply("fuse_gemms", gm, shapes=False)
     assert live.peak <= total + 3 * 64 * 96 * 4
+
+
+def test_a_parameter_whose_second_name_was_cleaned_up_is_not_private():
+    gm = exported(Dtypes(), 2, 3, 8)
+    assert {"a.weight", "b.weight", "c.weight"} <= private_parameters(gm)
+    gm.meta["tied_parameters"] = {"other.weight": "b.weight"}
+    assert "b.weight" not in private_parameters(gm)
+    assert "a.weight" in private_parameters(gm)

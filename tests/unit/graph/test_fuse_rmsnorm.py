@@ -153,14 +153,17 @@ def test_a_weight_that_depends_on_the_input_is_not_folded():
 class Sandwich(nn.Module):
     """A norm between casts, as models with weights around zero write it, in a residual stream of 16 bits."""
 
-    def __init__(self) -> None:
+    def __init__(self, inside: torch.dtype = torch.float32, behind: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(8))
+        self.inside, self.behind = inside, behind
 
     def forward(self, x):
         x = x.bfloat16()
         total = x + x.tanh()
-        normed = torch.ops.onboard.torch_rmsnorm(total.float(), 1.0 + self.weight.float(), 1e-6).type_as(total)
+        wide = total.to(self.inside)
+        normed = torch.ops.onboard.torch_rmsnorm(wide, 1.0 + self.weight.float(), 1e-6)
+        normed = normed.type_as(total) if self.behind == total.dtype else normed.to(self.behind)
         return normed.sin() + total
 
 
@@ -176,3 +179,10 @@ def test_a_norm_between_casts_is_one_op():
     assert info.num_matches == 1
     x = torch.randn(2, 5, 8)
     assert torch.equal(gm(x), model(x))
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float64, torch.bfloat16), (torch.float32, torch.float16)])
+def test_a_norm_between_other_casts_stays(dtypes: tuple[torch.dtype, torch.dtype]):
+    gm, _, _ = apply("cleanup_input_constraints", exported(Sandwich(*dtypes), 2, 3, 8, device="cpu"))
+    gm, _, _ = apply("fuse_rmsnorm", gm, rmsnorm_backend="torch")
+    assert targets(gm).count("onboard.torch_wide_rmsnorm.default") == 0

@@ -222,3 +222,11 @@ def test_registration_is_sound() -> None:
     )
     latent, kpe = torch.randn(2, 3, 6), torch.randn(2, 3, 1, 4)
     torch.library.opcheck(ops.torch_mla.default, (q, q + 1, latent, kpe, torch.randn(2 * 9, 6)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gated_rmsnorm_that_takes_in_a_cast_gives_its_dtype(dtype: torch.dtype) -> None:
+    x, gate, weight = torch.randn(2, 5, 12).bfloat16(), torch.randn(2, 5, 12).bfloat16(), torch.randn(12).bfloat16()
+    actual = ops.torch_fused_rmsnorm_gated(x, weight, gate, 1e-3, 4, False, dtype)
+    assert actual.dtype == dtype
+    assert torch.equal(actual, ops.torch_rmsnorm_gated(x, weight, gate, 1e-3, 4).to(dtype))

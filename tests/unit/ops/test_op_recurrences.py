@@ -96,3 +96,8 @@ def test_registrations_are_sound() -> None:
     torch.library.opcheck(ops.torch_wkv.default, (x, x + 1, vector, vector))
     gate = torch.randn(2, 3, 2)
     torch.library.opcheck(ops.torch_mlstm.default, (q, q, torch.randn(2, 3, 2, 5), gate, gate, 1e-6))
+
+
+def test_what_is_computed_in_float32_has_the_dtype_of_what_came_in() -> None:
+    q, k, v = (torch.randn(2, 5, 3, size).bfloat16() for size in (4, 4, 5))
+    assert ops.torch_lightning_attention(q, k, v, torch.rand(3)).dtype == torch.bfloat16

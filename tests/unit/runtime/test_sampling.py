@@ -152,6 +152,11 @@ def test_a_temperature_too_low_to_divide_by_is_greedy() -> None:
             assert _choose(logits, [params] * 6, _uniform(6)) == logits.argmax(-1).tolist()
 
 
+def test_the_lowest_temperature_is_one() -> None:
+    assert SamplingParams(temperature=1e-5).row()[0] == 1e-5
+    assert SamplingParams(temperature=float(np.nextafter(1e-5, 0))).row()[0] == 0.0
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_p": 0.5}])
 def test_logits_that_are_not_finite_choose_no_token(bad: float, options: dict[str, float]) -> None:
