@@ -58,6 +58,7 @@ def test_only_additions_of_zero_that_keep_the_type_go(formula: Callable[[Tensor]
     result = transform([], module, _inputs(3, 7))
 
     assert result.count(aten.add) == left
+    assert result.matches["cleanup_noop_add"] == 1 - left
     assert worst_error(result, module, _inputs) == 0
 
 
