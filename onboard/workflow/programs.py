@@ -20,7 +20,8 @@ from typing import IO, Any, Protocol
 
 from onboard.workflow.orphans import die_with
 
-_NOTHING: Mapping[str, str] = MappingProxyType({})
+NOTHING: Mapping[str, str] = MappingProxyType({})
+"""An environment to which nothing is added."""
 
 
 class RunModule(Protocol):
@@ -32,7 +33,7 @@ class RunModule(Protocol):
         output: IO[Any],
         *,
         folder: Path | None = None,
-        environment: Mapping[str, str] = _NOTHING,
+        environment: Mapping[str, str] = NOTHING,
     ) -> int:
         """Run `python -m WORDS`; return its exit code (negative: the signal that ended it).
 
@@ -47,7 +48,7 @@ class RunModule(Protocol):
 
 
 def in_new_interpreter(
-    words: Sequence[str], output: IO[Any], *, folder: Path | None = None, environment: Mapping[str, str] = _NOTHING
+    words: Sequence[str], output: IO[Any], *, folder: Path | None = None, environment: Mapping[str, str] = NOTHING
 ) -> int:
     """Do so in a new interpreter: see `RunModule`."""
     with subprocess.Popen(
@@ -77,7 +78,7 @@ class _Server:
         output: IO[Any],
         *,
         folder: Path | None = None,
-        environment: Mapping[str, str] = _NOTHING,
+        environment: Mapping[str, str] = NOTHING,
     ) -> int:
         """Run a module in a process of its own."""
         reading, writing = os.pipe()

@@ -13,11 +13,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any
 
 from onboard.workflow.orphans import die_with
-from onboard.workflow.programs import NewServer, in_new_interpreter, serve
+from onboard.workflow.programs import NOTHING, NewServer, in_new_interpreter, serve
 
 _IMPORTS = (
     *("torch", "torch.export", "torch._dynamo", "transformers", "pytest", "jinja2"),
@@ -28,7 +27,6 @@ _IMPORTS = (
     *("torch.export._trace", "sympy.tensor.tensor", "onboard.graph.rehearsed_load"),
 )
 """The last line: what an export, and a child, would import in their turn, each for itself."""
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def import_all(*more: str) -> None:
@@ -66,7 +64,7 @@ class WarmPrograms:
         output: IO[Any],
         *,
         folder: Path | None = None,
-        environment: Mapping[str, str] = _NOTHING,
+        environment: Mapping[str, str] = NOTHING,
     ) -> int:
         """Run a module in a process of its own."""
         if self._server is not None:
