@@ -410,7 +410,7 @@ def _mask_blocks(model: nn.Module) -> list[Block]:
 def _layer_kinds(
     whole: nn.Module, tiny: nn.Module, recording: Recording, experts: set[str], eager: list[str]
 ) -> list[LayerKind]:
-    """Group the checkpoint's decoder layers by kind; paths are those of the tiny model.
+    """Group the checkpoint's decoder layers by kind; a path is that of the tiny model's first one that runs, if any.
 
     A window that all layers have is no field of theirs: the probe tells. Which layers are mixtures, where not all are,
     their modules tell: `experts` are the classes to look for.
@@ -427,8 +427,9 @@ def _layer_kinds(
     for index, name in enumerate(names):
         if name not in small:
             raise OnboardError(f"the small model has no layer of the kind {name}", hint="Report this config")
-        kind = LayerKind(name=name, layers=[], path=f"{path}.{small.index(name)}")
-        kinds.setdefault(name, kind).layers.append(index)
+        paths = [f"{path}.{place}" for place, other in enumerate(small) if other == name]
+        ran = next((each for each in paths if each in recording.modules), paths[0])
+        kinds.setdefault(name, LayerKind(name=name, layers=[], path=ran)).layers.append(index)
     return list(kinds.values())
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM, PretrainedConfig
 
+from onboard.analysis.analyze import _layer_kinds
 from onboard.analysis.layer_modules import with_modules
 from onboard.analysis.mixture_traits import active_parameters, mixture
-from onboard.analysis.recorder import record
+from onboard.analysis.recorder import Recording, record
 from onboard.analysis.spec import Block, LayerKind
 from onboard.analysis.traits import _attention
 
@@ -95,3 +96,12 @@ def test_a_kind_of_layer_has_its_modules_in_the_order_in_which_they_run(mixtral:
     kind = with_modules(LayerKind(name="a", layers=[1], path="model.layers.1"), mixtral, recording, blocks)
     assert list(kind.modules) == ["input_layernorm", "self_attn", "post_attention_layernorm", "mlp"]
     assert kind.modules["mlp"] == "MixtralSparseMoeBlock"
+
+
+def test_a_layer_that_runs_stands_for_its_kind(mixtral: MixtralForCausalLM) -> None:
+    """Layers of cross-attention are left out of a text without an image."""
+    seen = Recording(torch.empty(0), modules={"model.layers.1": []})
+    (kind,) = _layer_kinds(mixtral, mixtral, seen, set(), [])
+    assert (kind.path, kind.layers) == ("model.layers.1", [0, 1])
+    (kind,) = _layer_kinds(mixtral, mixtral, Recording(torch.empty(0)), set(), [])
+    assert kind.path == "model.layers.0"
