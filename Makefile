@@ -1,18 +1,21 @@
 # Every target sets up what it needs: `make demo` and `make test` work in a fresh clone.
 PYTHON ?= python3
 VENV ?= .venv
+VENV_OPTIONS ?=
 CONSTRAINTS ?= -c constraints.txt
 BIN := $(VENV)/bin
 # The work is small matrices on few cores: one thread a process keeps parallel tests from fighting.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# The tests start many processes: compiled modules are kept, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: setup demo test test-all lint types check clean
 
 setup: $(VENV)/.done
 
 $(VENV)/.done: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV_OPTIONS) $(VENV)
 	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e '.[dev]'
 	touch $@
 
