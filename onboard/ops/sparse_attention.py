@@ -22,7 +22,7 @@ def torch_sparse_attention(
 
     Args:
         query, key, value: as in `torch_attention`, layout bsnd; the last query meets the last key.
-        indices: [batch, sq, chosen] integers, the keys of each query; those behind it count for nothing, nor does -1.
+        indices: [batch, sq, chosen] int64, the keys of each query; those behind it count for nothing, nor does -1.
         scale: as in `torch_attention`.
 
     Returns:
@@ -73,7 +73,7 @@ def torch_cached_sparse_attention(
 
 def _at(cache: Tensor, block_table: Tensor, positions: Tensor) -> Tensor:
     """Return what a cache holds at positions [sequences, keys], [sequences, keys, kv_heads, dim]; -1 reads 0."""
-    at = positions.clamp(min=0).long()
+    at = positions.clamp(min=0)
     size = cache.shape[2]
     pages = block_table.long().gather(1, at // size)
     return cache[pages, :, at % size]

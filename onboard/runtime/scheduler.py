@@ -89,11 +89,10 @@ class Scheduler:
 
     def launched(self, step: Step) -> None:
         """Record that a step was started. Until `append` the tokens that it chooses are known to the device alone."""
-        rows, slots, completing = self.memory.rows, step.rows.slots, step.rows.complete
+        rows, slots = self.memory.rows, step.rows.slots
         ends = rows.num_cached[slots] + (1 if step.lengths is None else step.lengths)
         rows.num_cached[slots] = ends
-        which = slice(None) if len(completing) == len(slots) else [row for row, _ in completing]
-        rows.latest[slots[which]] = step.rows.unknown[which]
+        rows.latest[slots] = step.rows.unknown
         step.ends, step.num_retired = ends, self._num_retired
         if (run := self._run_of(step)) is not None:
             run.num_steps += 1

@@ -32,8 +32,6 @@ class MatchPaddedConvolution(BaseTransform[TransformConfig]):
             if convolutions := _uses_up(pad):
                 _rewrite(gm, pad.args[0], convolutions)
                 matches += len(convolutions)
-        if matches:
-            gm.graph.eliminate_dead_code()
         return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=not matches)
 
 

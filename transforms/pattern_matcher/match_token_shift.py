@@ -32,8 +32,6 @@ class MatchTokenShift(BaseTransform[TransformConfig]):
             if (parts := _parts(node)) is not None and (new := _shift(gm, node, *parts)) is not None:
                 replace_with(node, new)
                 matches += 1
-        if matches:
-            gm.graph.eliminate_dead_code()
         return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=not matches)
 
 

@@ -31,8 +31,6 @@ class MatchTokenWindows(BaseTransform[TransformConfig]):
             if (source := _source(node)) is not None:
                 _rewrite(gm, node, source)
                 matches += 1
-        if matches:
-            gm.graph.eliminate_dead_code()
         return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=not matches)
 
 

@@ -39,7 +39,7 @@ def _is_uniform(gm: fx.GraphModule, node: fx.Node, kept: Any) -> bool:
     table, dim, end = attr_tensor(gm, found["self"]), found["dim"], found["end"]
     if table is None or isinstance(table, nn.Parameter) or table.is_meta or found["self"].target in kept:
         return False
-    if found["start"] not in (None, 0) or found["step"] != 1 or not isinstance(end, fx.Node):
+    if not isinstance(end, fx.Node):
         return False
     size, length = node.meta["val"].shape[dim], end.meta["val"]
     whole = isinstance(size, torch.SymInt) and isinstance(length, torch.SymInt) and size.node.expr == length.node.expr
