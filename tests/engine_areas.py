@@ -56,10 +56,15 @@ FOR_GPUS = {
 EQUIVALENT = {
     ("linear_recurrence", "span < out.shape[1] -> span <= out.shape[1]"): "a last round adds nothing",
     ("masks", "max(_LENGTHS) -> min(_LENGTHS)"): "windows are tried that need not be",
+    (
+        "moe_routing",
+        "(torch.randn(tensor.shape) * _BIAS_SCALE).to(tensor.dtype) -> torch.randn(tensor.shape) * _BIAS_SCALE",
+    ): "both ways are tried with the same numbers, which have more digits",
     ("cached_sequence", ":2 -> 2:"): "names are read off the graph at each step",
     ("sequence", "self.buffer.written(layout) -> pass"): "nothing is copied to a GPU",
     ("load_weights", "later.append(load) -> pass"): "nothing is read straight to a GPU",
     ("sampling", "logits.float() -> logits"): "what is subtracted is float32",
+    ("sampling", "largest.float() -> largest"): "what it is subtracted from is float32",
     ("scheduler", "length <= sequence.room -> length < sequence.room"): "the longer way comes to the same",
     (
         "step_buffer",

@@ -104,6 +104,18 @@ class _Typed(nn.Module):
         return x + self.table[:, : x.shape[1]].expand(x.shape[0], x.shape[1])[..., None]
 
 
+class _Sliced(_Typed):
+    """Adds the sum of a part of the table that `of` takes."""
+
+    def __init__(self, of: slice) -> None:
+        super().__init__(torch.full((1, 16), 3))
+        self.of = of
+
+    def forward(self, x: Tensor) -> Tensor:
+        of = self.of if self.of.stop else slice(self.of.start, x.shape[1], self.of.step)
+        return x + self.table[:, of].sum()
+
+
 @pytest.mark.parametrize("number", [0, 3])
 def test_a_table_of_one_number_serves_rows_longer_than_itself(number: int) -> None:
     result = transform(["widen_uniform_slice"], _Typed(torch.full((1, 16), number)), _inputs(3, 7))
@@ -119,9 +131,13 @@ def test_a_table_of_one_number_serves_rows_longer_than_itself(number: int) -> No
     [
         _Typed(torch.eye(1, 16, dtype=torch.int64)),
         _Typed(torch.zeros(1, 16), persistent=True),  # a checkpoint may hold other numbers
+        _Sliced(slice(0, 5)),
+        _Sliced(slice(2, None)),
+        _Sliced(slice(0, None, 2)),
     ],
 )
 def test_another_table_is_read_as_it_is(module: nn.Module) -> None:
     result = transform(["widen_uniform_slice"], module, _inputs(3, 7))
 
     assert result.matches["widen_uniform_slice"] == 0
+    assert worst_error(result, module, _inputs) == 0

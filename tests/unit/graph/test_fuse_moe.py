@@ -209,6 +209,26 @@ class TwoOfOneList(Mixture):
         return x
 
 
+class Listed(nn.Module):
+    """A list of parameters for each kind of weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = {"gate": (INNER, HIDDEN), "down": (HIDDEN, INNER), "up": (INNER, HIDDEN)}
+        self.lists = nn.ModuleDict(
+            {name: nn.ParameterList([torch.randn(shape) for _ in range(EXPERTS)]) for name, shape in shapes.items()}
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return run(x, [list(self.lists[name]) for name in ("gate", "down", "up")], True, [None] * 3)
+
+
+def test_a_stack_is_named_under_the_path_that_its_parts_share():
+    gm, info, _ = apply("stack_expert_weights", exported(Listed(), 2, 3, HIDDEN, device="meta"))
+    assert info.num_matches == 1
+    assert set(dict(gm.named_parameters())) == {"lists.w3_w1_stacked_weight", "lists.down.w2_stacked_weight"}
+
+
 def test_stacks_of_one_list_have_names_of_their_own():
     model = TwoOfOneList()
     gm, info, _ = apply("fuse_moe", exported(model, 2, 3, HIDDEN, device="cpu"))

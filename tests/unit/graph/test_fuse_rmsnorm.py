@@ -186,3 +186,16 @@ def test_a_norm_between_other_casts_stays(dtypes: tuple[torch.dtype, torch.dtype
     gm, _, _ = apply("cleanup_input_constraints", exported(Sandwich(*dtypes), 2, 3, 8, device="cpu"))
     gm, _, _ = apply("fuse_rmsnorm", gm, rmsnorm_backend="torch")
     assert targets(gm).count("onboard.torch_wide_rmsnorm.default") == 0
+
+
+class GatedNorm(Norm):
+    def forward(self, x):
+        return torch.ops.onboard.torch_rmsnorm_gated(x, self.weight, x.tanh(), 1e-5, 8)
+
+
+def test_a_gated_norm_stays_where_its_kernel_does_not_run():
+    gm, x, expected = _case(GatedNorm())
+    gm, info, _ = apply("fuse_rmsnorm", gm)
+    assert info.num_matches == 0
+    assert targets(gm).count("onboard.torch_rmsnorm_gated.default") == 1
+    assert torch.equal(gm(x), expected)

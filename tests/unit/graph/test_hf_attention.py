@@ -155,6 +155,8 @@ def test_every_attention_layer_gets_caches_of_its_own() -> None:
     windows = {name: each.sliding_window for name, each in context.cache.resources.items()}
     assert windows == {"k_cache_0": 5, "v_cache_0": 5, "k_cache_1": None, "v_cache_1": None}
     assert windows.keys() <= {*cached.input_names}
+    pages = {(each.page_size, each.dtype) for each in context.cache.resources.values()}
+    assert pages == {(context.cache.info.page_size, torch.float32)}
 
 
 class _Counting(nn.Module):

@@ -17,6 +17,7 @@ from onboard.graph import backends
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.export import export_to_graph
 from onboard.graph.factory import ModelFactory
+from onboard.graph.fx import is_op
 from onboard.graph.invariants import check_stage
 from onboard.graph.transform import Stages, get_transform
 
@@ -243,14 +244,15 @@ def test_the_cached_graph_computes_the_same(key: str) -> None:
 
 
 @pytest.mark.parametrize(("heads", "ties"), [(2, 1), (16, 0)])
-def test_that_scores_of_an_indexer_tie_is_a_fact(heads: int, ties: int) -> None:
+@pytest.mark.parametrize("kind", ["lightning", "block"])
+def test_that_scores_of_an_indexer_tie_is_a_fact(kind: str, heads: int, ties: int) -> None:
     def call(query: Tensor, key: Tensor, weights: Tensor) -> Tensor:
+        if kind == "block":
+            return ops.torch_block_indexer(query, key, weights, 4, 1, 0.5)
         return ops.torch_lightning_indexer(query, key, weights, 4, 0.5)
 
     context = _context()
-    _apply(
-        "insert_cached_lightning_indexer", _exported(_Mixer([(heads, 3), (3,), (heads,)], [], call), context), context
-    )
+    _apply(f"insert_cached_{kind}_indexer", _exported(_Mixer([(heads, 3), (3,), (heads,)], [], call), context), context)
     assert len([fact for fact in context.facts if "scores of the indexer tie" in fact]) == ties
 
 
@@ -289,8 +291,11 @@ TOO_MUCH_FOR_KERNELS = {
 @pytest.mark.parametrize("key", TOO_MUCH_FOR_KERNELS)
 def test_a_node_that_the_kernels_cannot_serve_falls_back_and_says_why(key: str) -> None:
     make, reason = TOO_MUCH_FOR_KERNELS[key]
-    context = _context()
-    gm, _ = _apply(key, _exported(make(), context), context, backend="triton")
+    context, descriptor = _context(), get_transform(key).descriptor
+    exported = _exported(make(), context)
+    obstacles = [descriptor.obstacle("torch", node) for node in exported.graph.nodes if is_op(node, descriptor.source)]
+    assert obstacles == [""]
+    gm, _ = _apply(key, exported, context, backend="triton")
     assert any("torch_cached" in str(node.target) for node in gm.graph.nodes)
     assert context.facts == [f"{key}: torch is used, not triton: {reason}"]
 

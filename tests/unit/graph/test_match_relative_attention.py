@@ -14,22 +14,25 @@ HEADS, DIM = 4, 6
 
 
 class _Attention(nn.Module):
-    """`shift` moves the distances, `beyond` is what keys further away than the extent get.
+    """`shift` moves the distances, `drift` those alone that are looked up; `beyond` is what keys beyond the extent get.
 
     `tempered` is the dimension along which a factor differs.
     """
 
-    def __init__(self, shift: int = 0, beyond: float = 0.0, tempered: int | None = None, extent: int = 5) -> None:
+    def __init__(
+        self, shift: int = 0, beyond: float = 0.0, tempered: int | None = None, extent: int = 5, drift: int = 0
+    ) -> None:
         super().__init__()
         self.embed, self.numbers = nn.Embedding(97, HEADS * DIM), nn.Embedding(97, HEADS * extent)
-        self.shift, self.beyond, self.tempered, self.extent = shift, beyond, tempered, extent
+        self.shift, self.beyond, self.tempered, self.extent, self.drift = shift, beyond, tempered, extent, drift
 
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         shape = (*input_ids.shape, HEADS, -1)
         x, numbers = self.embed(input_ids).view(shape), self.numbers(input_ids).view(shape).transpose(1, 2)
         places = torch.arange(input_ids.shape[1])
         distance = (places[:, None] - places[None, :])[None, None] - self.shift
-        bias = numbers.gather(-1, distance.clamp(0, self.extent - 1).expand(*numbers.shape[:2], -1, -1))
+        looked_up = (distance - self.drift).clamp(0, self.extent - 1)
+        bias = numbers.gather(-1, looked_up.expand(*numbers.shape[:2], -1, -1))
         bias = bias.masked_fill((distance < 0) | (distance >= self.extent), self.beyond)
         if self.tempered is not None:
             shape = [-1 if dim == self.tempered else 1 for dim in range(4)]
@@ -44,6 +47,7 @@ class _Attention(nn.Module):
         (_Attention(tempered=2), 1),
         (_Attention(tempered=3), 0),
         (_Attention(shift=1), 0),
+        (_Attention(drift=1), 0),
         (_Attention(beyond=-1.0), 0),
         (_Attention(beyond=-1.0, extent=60), 0),
     ],

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 from onboard.graph.cache import KVPagedResource
 from onboard.graph.sequence import SequenceInfo
@@ -435,6 +437,25 @@ def test_pages_may_have_another_dtype(name: str) -> None:
 def test_equals_are_chosen_alike_in_prompts_chunks_and_batches(name: str) -> None:
     """Small integers make exact scores, most of which tie."""
     _check(MECHANISMS[name](), torch.float64, 1e-9, lambda *shape: torch.randint(-1, 2, shape).double())
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_fake_kernel_knows_shape_and_dtype_of_the_result(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for op, source in op_sources().items():
+        if source.mutates and op.startswith("torch_"):
+            monkeypatch.setitem(globals(), op, _beside_its_fake(op, source.function))
+    _check(MECHANISMS[name](), torch.float64, 1e-9)
+
+
+def _beside_its_fake(op: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(*args: Any) -> Tensor:
+        with FakeTensorMode() as mode:
+            fake = getattr(ops, op)(*tree_map_only(Tensor, mode.from_tensor, args))
+        result = function(*args)
+        assert (result.shape, result.dtype) == (fake.shape, fake.dtype)
+        return result
+
+    return run
 
 
 def _check(mechanism: Mechanism, dtype: torch.dtype, tolerance: float, draw: Callable[..., Tensor] = _random) -> None:

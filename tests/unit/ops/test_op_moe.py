@@ -50,6 +50,15 @@ def test_each_token_gets_the_weighted_sum_of_its_experts(gated: bool) -> None:
     assert relative_error(actual, _naive(x, selected, routing, w1, w2, w3)) < 1e-6
 
 
+def test_routing_weights_may_have_more_digits_than_the_tokens() -> None:
+    (selected, routing), half = _routing(), torch.bfloat16
+    x, shapes = torch.randn(TOKENS, HIDDEN).to(half), ((INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))
+    w1, w2, w3 = ([weight.to(half) for weight in _weights(*shapes[kind])] for kind in (0, 1, 0))
+    actual = ops.torch_moe(x, selected, routing, w1, w2, w3)
+    assert actual.dtype == half
+    assert relative_error(actual, _naive(x, selected, routing, w1, w2, w3)) < 2e-2
+
+
 def test_an_expert_of_another_rank_is_skipped() -> None:
     x, (selected, routing) = torch.randn(TOKENS, HIDDEN), _routing()
     w1, w2, w3 = _weights(INTERMEDIATE, HIDDEN), _weights(HIDDEN, INTERMEDIATE), _weights(INTERMEDIATE, HIDDEN)

@@ -107,6 +107,7 @@ def test_what_was_done_is_counted(llama: Tiny) -> None:
     _generate(engine, [_prompt(5), _prompt(9)])
     assert 0 < engine.stats.seconds < time.perf_counter() - start
     assert (engine.stats.prompt_tokens, engine.stats.generated_tokens) == (17, 65)
+    assert engine.stats.tokens_per_second * engine.stats.seconds == pytest.approx(65)
     assert [fact for fact in engine.facts if "CUDA" in fact] == ["decode steps of 2 sequences ran without a CUDA graph"]
 
 

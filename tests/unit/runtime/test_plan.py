@@ -275,6 +275,13 @@ def test_pages_are_as_many_as_can_be_in_use() -> None:
     assert limits.window_pages(6) == 1 + (3 + 1) * 4 + 4
 
 
+def test_a_budget_is_used_to_the_last_byte(tmp_path: Path) -> None:
+    caches = _plan(_config(tmp_path, "llama")).cache
+    for pages in (1, 2, caches.limits.useful_pages):
+        assert caches.pages_within(caches.num_bytes(pages)) == pages
+        assert caches.pages_within(caches.num_bytes(pages) - 1) == pages - 1
+
+
 def test_the_longest_context_is_the_last_that_fits_and_no_longer_than_the_models(tmp_path: Path) -> None:
     checkpoint = _config(tmp_path, "llama")
     roomy = _plan(checkpoint, kv_cache_config={"tokens_per_block": 3})

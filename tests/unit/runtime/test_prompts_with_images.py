@@ -144,7 +144,7 @@ def test_an_image_comes_whole_or_is_refused(tmp_path: Path) -> None:
     ids, inputs = gemma_prompt(model.config, torch.Generator().manual_seed(12))
     params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
     small = {**CACHE, "max_batch_size": 2}
-    llm = LLM(root / "checkpoint", root=root, device="cpu", config={**small, "max_num_tokens": 5})
+    llm = LLM(root / "checkpoint", root=root, device="cpu", config={**small, "max_num_tokens": 4})
     assert (
         llm.generate({"prompt_token_ids": ids, "processed": inputs}, params)[0].token_ids
         == greedy(model, ids, inputs)[:2]

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+import torch
 
 from onboard.errors import UsageError
 from onboard.runtime.engine import Engine
@@ -54,6 +55,17 @@ def test_reuse_can_be_turned_off(hybrid: Tiny) -> None:
         assert _answers(engine, [prompt]) == [hybrid.greedy(prompt, 8)]
     assert engine.stats.reused_tokens == engine.stats.state_snapshots == 0
     assert engine.cache.info.num_slots == 4 + 2
+
+
+def test_logits_are_computed_beside_a_full_batch_that_decodes(hybrid: Tiny) -> None:
+    engine = hybrid.engine(kv_cache_config={"enable_block_reuse": False})
+    prompts, other = [_prompt(length) for length in (5, 9, 3, 7)], _prompt(11)
+    outputs = [engine.submit(prompt, GREEDY)[0] for prompt in prompts]
+    for _ in range(3):
+        engine.step()
+    torch.testing.assert_close(engine.logits(other), hybrid.logits(other), rtol=1e-4, atol=1e-4)
+    engine.run()
+    assert [output.generated for output in outputs] == [hybrid.greedy(prompt, 8) for prompt in prompts]
 
 
 @pytest.mark.parametrize(("name", "tokens"), [("llama", 88), ("hybrid", 72)])

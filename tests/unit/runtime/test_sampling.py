@@ -131,6 +131,13 @@ def test_keys_follow_the_seed_and_the_output() -> None:
     assert all(0 <= key < 2**64 for key in keys)
 
 
+def test_numbers_are_those_that_others_compute() -> None:
+    """The first outputs of SplitMix64 from the state 1234567, as published (rosettacode.org, "Splitmix64")."""
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    numbers = uniforms(np.full(4, 1234567, dtype=np.uint64), np.arange(1, 5))
+    assert numbers.tolist() == [(number >> 11) / 2**53 for number in published]
+
+
 def test_uniform_numbers_depend_on_key_and_place_alone() -> None:
     keys = np.random.default_rng().integers(2**63, size=50_000).astype(np.uint64)
     places = np.arange(50_000) % 97
