@@ -74,6 +74,13 @@ FORMS = {
         settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
         with_state=True,
     ),
+    "torch_delta_rule": Form(
+        "torch.ops.onboard.torch_delta_rule(query, key, value, beta, None, use_qk_l2norm_in_kernel)",
+        fixed={"initial_state": None, "output_final_state": False},
+        ignored=frozenset({"chunk_size"}),
+        settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
+        with_state=True,
+    ),
     "torch_wkv": Form(
         "torch.ops.onboard.torch_wkv(key, value, time_decay, time_first)",
         fixed={"state": None, "return_state": False},

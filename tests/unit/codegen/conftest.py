@@ -35,9 +35,14 @@ Translate = Callable[..., tuple[ClassState, str, str]]
 
 @pytest.fixture
 def translate(tmp_path: Path) -> Translate:
-    """Return a function that translates class `Toy` of a text: its state, what is left of __init__ and of forward."""
+    """Return a function that translates class `Toy` of a text: its state, what is left of __init__ and of forward.
 
-    def run(text: str, config: dict[str, Any] | None = None, **given: Value) -> tuple[ClassState, str, str]:
+    `scans` are its helper functions that are canonical ops.
+    """
+
+    def run(
+        text: str, config: dict[str, Any] | None = None, scans: dict[str, str] | None = None, **given: Value
+    ) -> tuple[ClassState, str, str]:
         module_name = f"toy_module_{next(_COUNT)}"
         path = tmp_path / f"{module_name}.py"
         path.write_text(HEAD + text, encoding="utf-8")
@@ -50,7 +55,7 @@ def translate(tmp_path: Path) -> Translate:
         values = SimpleNamespace(attribute_map={}, **(config or {}))
         model = module.Toy(values)
         model.config = values
-        translator = Translator(model, {}, {})
+        translator = Translator(model, {}, {}, scans)
         state = _translated(translator, module.Toy, {"x": Code(name("x")), **given})
         prune(translator)
         assert state.init is not None
