@@ -81,9 +81,11 @@ CHOICES = {
 
 _ATTENTION = ("attention", "cached_attention", "block_attention", "mla", "cached_mla", "sparse", "cached_sparse",
               "indexer", "cached_indexer", "block_indexer", "sparse_attention", "relative_attention",
-              "dynamic_mask", "gated_pool", "compressed_attention")  # fmt: skip
-_RECURRENCES = ("causal_conv", "cached_causal_conv", "ssm", "cached_ssm", "delta_rule", "cached_delta_rule", "kda",
-                "lightning", "linear_recurrence", "mlstm", "token_shift", "wkv", "state")  # fmt: skip
+              "dynamic_mask", "gated_pool", "compressed_attention", "residual_add",
+              "shifted_positions")  # fmt: skip
+_RECURRENCES = ("causal_conv", "cached_causal_conv", "ssm", "cached_ssm", "replayed_ssm", "delta_rule",
+                "cached_delta_rule", "kda", "lightning", "linear_recurrence", "mlstm", "token_shift", "wkv",
+                "state")  # fmt: skip
 _LAYERS = ("activation", "norm", "wide_norm", "rope", "linear", "moe", "router", "fused_moe", "fused",
            "fused_gated_norm", "gather")  # fmt: skip
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
+from pydantic import Field
 from torch import fx, nn
 
 from onboard.graph.cache import CacheResource, StateResource
@@ -30,11 +31,33 @@ class SSMDescriptor(StateDescriptor):
         return {"ssm_cache": StateResource(shape, wide_dtype(x))}
 
 
+class ReplayedSSMDescriptor(SSMDescriptor):
+    """The scan whose last step can be taken back, of up to `tokens` tokens."""
+
+    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_replayed_ssm", "triton": "triton_replayed_ssm"}
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+        """Return the states before the last step, what its tokens came with, and how many tokens were before it."""
+        x, projected, dt = (tensor_argument(node, index).meta["val"] for index in (0, 2, 5))
+        kept = {
+            f"replay_{name}_cache": StateResource((self.tokens, *map(int, value.shape[2:])), value.dtype)
+            for name, value in (("x", x), ("b", projected), ("dt", dt))
+        }
+        start = {"replay_start_cache": StateResource((1,), torch.int64)}
+        return {**super().resources(node, page_size, dtype), **kept, **start}
+
+
 class InsertCachedSSMAttentionConfig(InsertCachedConfig):
     """Fields of `insert_cached_ssm_attention`."""
 
     ssm_replay: bool = False
-    """Replay the tokens of a speculative step from the state before it; no effect, there is no such step yet."""
+    """Keep the state before each step with what the step's tokens came with, and begin the next step by replaying as
+    many of them as counted (as of a draft's tokens)."""
+    replay_tokens: int = Field(default=8, ge=1)
+    """Most tokens of a step that can be taken back; a longer one, as of a prompt, cannot be."""
 
 
 @register_transform("insert_cached_ssm_attention")
@@ -44,8 +67,14 @@ class InsertCachedSSMAttention(InsertCached):
     config_class = InsertCachedSSMAttentionConfig
     descriptor = SSMDescriptor()
 
+    def __init__(self, config: InsertCachedConfig) -> None:
+        super().__init__(config)
+        if isinstance(config, InsertCachedSSMAttentionConfig) and config.ssm_replay:
+            self.descriptor = ReplayedSSMDescriptor(config.replay_tokens)  # type: ignore[misc]
+
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
-        """Replace the nodes; a replay that was asked for is recorded as without effect."""
-        if isinstance(self.config, InsertCachedSSMAttentionConfig) and self.config.ssm_replay:
-            context.facts.append(f"{self.key}: ssm_replay has no effect, there are no speculative steps")
-        return super().apply(gm, context)
+        """Replace the nodes; that a run makes no use of a replay is a fact."""
+        gm, info = super().apply(gm, context)
+        if info.num_matches and isinstance(self.descriptor, ReplayedSSMDescriptor):
+            context.facts.append(f"{self.key}: ssm_replay lets steps be taken back, and no run drafts tokens yet")
+        return gm, info

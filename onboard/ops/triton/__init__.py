@@ -9,6 +9,7 @@ from onboard.ops.triton import (  # noqa: F401  (registers)
     linear,
     moe,
     pointwise,
+    replayed_ssm,
     rmsnorm,
     rmsnorm_gated,
     rope,

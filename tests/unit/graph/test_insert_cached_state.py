@@ -332,10 +332,24 @@ def test_a_library_that_is_there_serves_the_mechanisms_that_have_an_operator_for
     assert len(context.facts) == 1
 
 
-def test_a_replay_that_is_asked_for_is_not_ignored_in_silence() -> None:
-    context = _context()
-    _apply("insert_cached_ssm_attention", _exported(_ssm(), context), context, ssm_replay=True)
-    assert any("ssm_replay has no effect" in fact for fact in context.facts)
+def test_a_graph_with_replay_forgets_tokens_that_its_next_step_does_not_count() -> None:
+    model, context = _ssm(), _context()
+    ids, drafts = torch.randperm(40)[None, :TOKENS], torch.randint(40, (TOKENS,))
+    with torch.no_grad():
+        gm = _exported(model, context)
+        expected = model(ids, torch.arange(TOKENS)[None])[0]
+        _apply("insert_cached_ssm_attention", gm, context, ssm_replay=True, replay_tokens=4)
+        _apply("initialize_cache", gm, context)
+        gm.recompile()
+        cache = context.cache
+        for start, end, right in ((0, 6, 6), (6, 10, 8), (8, 9, 9), (9, 12, 9), (9, 13, 13), (13, 14, 14)):
+            read = torch.cat([ids[0, start:right], drafts[right:end]])
+            span = np.array([start]), np.array([end - start])
+            cache.info.set_batch(read.numpy(), *span, np.array([[1, 2, 3, 4]]), slots=np.array([2]))
+            rows = cache.call(gm)[0][: right - start]
+            torch.testing.assert_close(rows, expected[start:right], rtol=1e-5, atol=1e-5)
+    assert cache.caches["replay_b_cache_0"].shape[1:] == (4, 2, 3)
+    assert any("no run drafts tokens yet" in fact for fact in context.facts)
 
 
 def test_a_mixer_that_was_left_out_is_refused() -> None:

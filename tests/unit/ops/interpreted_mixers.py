@@ -26,6 +26,7 @@ from ragged import (
     mla,
     randn,
     selective_scan,
+    slots,
     ssm,
 )
 
@@ -197,6 +198,23 @@ def test_ssm_with_all_chunks_at_once(step: str, dtype: torch.dtype, monkeypatch:
     row = make_step(step)
     tolerance = 1e-5 if dtype == torch.float32 else LOW[dtype]
     check_state("cached_ssm", row, ssm(row, 4, 2, 24, 20, dtype), 11, tolerance)
+
+
+@pytest.mark.parametrize("step", ["decode", "mixed"])
+def test_replayed_ssm(step: str) -> None:
+    row, kept = make_step(step), 3
+    arguments = ssm(row, 4, 2, 8, 16)
+    row.spoil(arguments[11], paged=False)
+    begins = torch.zeros(len(arguments[11]), 1, dtype=torch.int64, device=DEVICE)
+    start = row.args["kv_lens"] - row.args["cu_seqlens"].diff()
+    begins[row.args["state_slots"], 0] = (start - torch.randint_like(start, kept + 1)).clamp(min=0).long()
+    arguments[12:12] = [slots(kept, 4, 8), slots(kept, 2, 16), slots(kept, 4), begins]
+    theirs = double([each.clone() if isinstance(each, torch.Tensor) else each for each in arguments])
+    names = ("triton_replayed_ssm", "torch_replayed_ssm")
+    actual, expected = (getattr(ops, name)(*each) for name, each in zip(names, (arguments, theirs), strict=True))
+    assert relative_error(actual[:, : row.real_tokens], expected[:, : row.real_tokens]) < 1e-5
+    for ours, wanted in zip(arguments[11:16], theirs[11:16], strict=True):
+        assert relative_error(ours[row.slots], wanted[row.slots]) < 1e-5
 
 
 @pytest.mark.parametrize("step", STEPS)
