@@ -7,14 +7,14 @@ text alone go on with the text graph.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 import torch
 from torch import fx
 
 from onboard.errors import OnboardError
-from onboard.graph.fx import add_placeholder, arguments, copy_graphs, is_op, nodes_of, op_name
+from onboard.graph.fx import add_placeholder, arguments, copy_graphs, nodes_of, op_name
+from onboard.graph.layer_ends import members, results
 
 EMBEDS, COS, SIN, BLOCKS = "given_embeds", "given_cos", "given_sin", "attention_blocks"
 GIVEN, TURNED = "is_given", "has_tables"
@@ -115,8 +115,7 @@ def _choose(gm: fx.GraphModule, node: fx.Node, name: str, which: str) -> None:
 
 def _add_behind(gm: fx.GraphModule, layer: str) -> None:
     """Add rows to what comes out of a layer, after its own last sum as the composite does."""
-    own = {node for node in gm.graph.nodes if _within(node, layer)}
-    read = [node for node in gm.graph.nodes if node in own and any(user not in own for user in node.users)]
+    own, read = members(gm, layer), results(gm, layer)
     readers = {user for node in read for user in node.users if user not in own}
     if len(readers) == 1 and op_name(pair := next(iter(readers))) in _SUMS:
         _add_to_pair(gm, pair, layer)
@@ -127,14 +126,6 @@ def _add_behind(gm: fx.GraphModule, layer: str) -> None:
             f"rows are added behind {layer}, and {len(read)} of its results are read",
             hint="This model runs with text alone",
         )
-
-
-def _within(node: fx.Node, layer: str) -> bool:
-    """Whether a node was traced in a layer; a part of a result is where all of it is."""
-    while is_op(node, operator.getitem) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    stack = node.meta.get("nn_module_stack") or {}
-    return node.op == "call_function" and any(path == layer for path, _ in stack.values())
 
 
 def _add_to_pair(gm: fx.GraphModule, pair: fx.Node, layer: str) -> None:

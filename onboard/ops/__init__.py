@@ -25,6 +25,8 @@
 | `torch_token_shift`, `torch_cached_token_shift` | `token_shift.py` |
 | `torch_wkv`, `torch_cached_wkv` | `wkv.py` |
 | `torch_moe` | `moe.py` |
+| `torch_residual_add`, `torch_cached_residual_add` | `residual_add.py` |
+| `torch_shifted_positions` | `shifted_positions.py` |
 | `gather_logits_before_lm_head` | `gather.py` |
 | `torch_cached_attention` | `cached_attention.py` |
 | `torch_cached_block_attention` | `block_attention.py` |
@@ -83,7 +85,17 @@ if importlib.util.find_spec("triton") is not None:
 
 _PUT_IN_BY_TRANSFORMS = tuple(
     f"{__name__}.{name}"
-    for name in ("fused", "fused_gated_norm", "fused_moe", "gather", "pointwise_op", "router", "wide_norm")
+    for name in (
+        "fused",
+        "fused_gated_norm",
+        "fused_moe",
+        "gather",
+        "pointwise_op",
+        "residual_add",
+        "router",
+        "shifted_positions",
+        "wide_norm",
+    )
 )
 
 

@@ -18,7 +18,7 @@ _ROW_BY_ROW = {
     "index", "index_select", "lift_fresh_copy", "narrow", "ones", "permute", "reshape", "select", "slice", "split",
     "split_with_sizes", "squeeze", "stack", "sym_size", "t", "to", "transpose", "unbind", "unflatten", "unsqueeze",
     "view", "zeros",
-    "gather_logits_before_lm_head", "torch_rope_cached", "torch_rope_with_complex_freqs",
+    "gather_logits_before_lm_head", "torch_cached_residual_add", "torch_rope_cached", "torch_rope_with_complex_freqs",
     "torch_rope_with_explicit_cos_sin", "torch_rope_with_qk_interleaving", "triton_fused_add_rmsnorm",
     "triton_fused_add_wide_rmsnorm", "triton_moe_router", "triton_norm_rope", "triton_rmsnorm", "triton_rope_cached",
     "triton_silu_and_mul", "triton_wide_rmsnorm",

@@ -175,6 +175,10 @@ MIXERS = {
     "insert_cached_delta_rule": (_plain_delta_rule, {"delta_cache_0": (4, 5, 3)}),
     "insert_cached_mla_attention": (_mla, {"mla_cache_0": (1, 4, 9)}),
     "insert_cached_sparse_mla_attention": (_windowed_mla, {"mla_cache_0": (1, 4, 9)}),
+    "insert_cached_residual_add": (
+        lambda: _Mixer([(5,), (5,)], [], ops.torch_residual_add),
+        {"hidden_cache_0": (1, 4, 5)},
+    ),
     "insert_cached_relative_attention": (_relative, {"k_cache_0": (2, 4, 5), "v_cache_0": (2, 4, 3)}),
     "insert_cached_dynamic_mask_attention": (
         _dynamic_mask,
@@ -300,7 +304,7 @@ def test_a_node_that_the_kernels_cannot_serve_falls_back_and_says_why(key: str) 
     assert context.facts == [f"{key}: torch is used, not triton: {reason}"]
 
 
-WITH_KERNELS = [key for key in MIXERS if "triton" in get_transform(key).descriptor.cached_names]
+WITH_KERNELS = [key for key in MIXERS if "triton_" in get_transform(key).descriptor.cached_names.get("triton", "")]
 
 
 @pytest.mark.parametrize("key", WITH_KERNELS)
