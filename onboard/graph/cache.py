@@ -50,11 +50,13 @@ class KVPagedResource:
 
 @dataclass(frozen=True)
 class StateResource:
-    """What one recurrent layer keeps of each sequence, whatever its length: a tensor `[slots, *state_shape]`."""
+    """What is kept of each sequence, whatever its length, as by a recurrent layer: a tensor `[slots, *state_shape]`."""
 
     by_sequence: ClassVar[bool] = True
     state_shape: tuple[int, ...]
     dtype: torch.dtype
+    carries: bool = True
+    """It follows from the tokens: who begins behind known ones needs a copy of it."""
 
     @property
     def bytes_per_page(self) -> int:

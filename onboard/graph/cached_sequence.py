@@ -9,13 +9,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from onboard.graph.cache import CacheResource
+from onboard.graph.cache import CacheResource, StateResource
 from onboard.graph.fx import input_names
 from onboard.graph.next_token import ChoosesTokens, Chosen, LatestTokens, wanted_logits
 from onboard.graph.pages import PageAllocator, PageGroup
 from onboard.graph.plan import CachePlan
 from onboard.graph.sequence import SequenceInfo
 from onboard.graph.step_buffer import IntArray, table_names
+
+MROPE_DELTA = "mrope_delta_cache"
+"""The cache, if there is one, of what the graph adds to the positions of each sequence."""
 
 
 class CachedSequenceInterface:
@@ -84,11 +87,16 @@ class CachedSequenceInterface:
     @property
     def has_states(self) -> bool:
         """Whether some caches hold recurrent states."""
-        return any(resource.by_sequence for resource in self.resources.values())
+        return bool(self._states)
+
+    @property
+    def _states(self) -> list[str]:
+        """Return the caches of recurrent states."""
+        return [name for name, each in self.resources.items() if isinstance(each, StateResource) and each.carries]
 
     def copy_state(self, source: int, target: int) -> None:
         """Copy the recurrent states of one slot to another."""
-        states = [self.caches[name] for name, resource in self.resources.items() if resource.by_sequence]
+        states = [self.caches[name] for name in self._states]
         torch._foreach_copy_([state[target] for state in states], [state[source] for state in states])
 
     def can_lend(self, lengths: Sequence[int]) -> bool:

@@ -35,9 +35,9 @@
 | `torch_cached_lightning_indexer` | `cached_indexer.py` |
 | `torch_cached_causal_conv1d` | `cached_causal_conv.py` |
 | `torch_cached_ssm`, `torch_cached_selective_scan` | `cached_ssm.py` |
+| `torch_replayed_ssm` | `replayed_ssm.py` |
 | `torch_cached_gated_delta_rule`, `torch_cached_delta_rule` | `cached_delta_rule.py` |
 | `fla_cached_gated_delta_rule` | `fla_delta_rule.py` |
-| `torch_replayed_ssm` | `replayed_ssm.py` |
 | `torch_fused_add_rmsnorm`, `torch_silu_and_mul`, `torch_fused_swiglu_mlp` | `fused.py` |
 | `torch_rope_cached`, `torch_norm_rope`, `torch_fused_linear` | `fused.py` |
 | `torch_fused_rmsnorm_gated` | `fused_gated_norm.py` |
@@ -49,9 +49,9 @@
 | `triton_cached_mla` | `triton/cached_mla.py` |
 | `triton_cached_causal_conv1d` | `triton/cached_causal_conv.py` |
 | `triton_cached_ssm`, `triton_cached_selective_scan` | `triton/cached_ssm.py` |
+| `triton_replayed_ssm` | `triton/replayed_ssm.py` |
 | `triton_cached_gated_delta_rule`, `triton_cached_delta_rule` | `triton/cached_delta_rule.py` |
 | `triton_rmsnorm`, `triton_fused_add_rmsnorm` | `triton/rmsnorm.py` |
-| `triton_replayed_ssm` | `triton/replayed_ssm.py` |
 | `triton_wide_rmsnorm`, `triton_fused_add_wide_rmsnorm` | `triton/wide_norm.py` |
 | `triton_silu_and_mul` | `triton/silu_mul.py` |
 | `triton_rope_cached`, `triton_norm_rope` | `triton/rope.py` |

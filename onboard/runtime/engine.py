@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from onboard.errors import UsageError
-from onboard.graph.cached_sequence import CachedSequenceInterface
+from onboard.graph.cached_sequence import MROPE_DELTA, CachedSequenceInterface
 from onboard.graph.fx import graph_modules
 from onboard.graph.next_token import Chosen
 from onboard.graph.prompt_inputs import with_given_inputs
@@ -22,7 +22,7 @@ from onboard.runtime.flight import Flight, Landing
 from onboard.runtime.logprobs import logprobs
 from onboard.runtime.memory import CacheMemory
 from onboard.runtime.prompt_inputs import PromptInputs, given_rows
-from onboard.runtime.request import FinishReason, Request, Step
+from onboard.runtime.request import FinishReason, Request, Step, StepRows
 from onboard.runtime.rope import LengthDependentRope
 from onboard.runtime.sampling import SamplingParams, stream_key
 from onboard.runtime.scheduler import Scheduler
@@ -130,6 +130,8 @@ class Engine:
         self._landing = Landing(cache.latest)
         self._ahead: Flight | None = None
         self._detokenizers: dict[int, Detokenizer] = {}
+        self._shifts = np.zeros(info.num_slots, dtype=np.int64)  # what the device has for each slot
+        self._shifted: StepRows | None = None  # for which it has been told last
         self._given_graphs: dict[tuple[bool, bool, tuple[str, ...]], fx.GraphModule] = {}
 
     @property
@@ -214,13 +216,25 @@ class Engine:
 
     def _launch(self, step: Step) -> Flight:
         """Start a step; return without its tokens."""
-        self.cache.info.set_rows(
-            step.rows.slots, step.lengths, rope_length=step.rope_length, position_ids=step.position_ids()
-        )
+        shifts = self.cache.caches.get(MROPE_DELTA)
+        if shifts is not None:
+            self._set_shifts(shifts, step)
+        positions = step.position_ids(shifted=shifts is not None)
+        self.cache.info.set_rows(step.rows.slots, step.lengths, rope_length=step.rope_length, position_ids=positions)
         tokens, logits = self._run_given(step) if step.has_given() else self._run(step)
         self.scheduler.launched(step)
         arriving = self._landing.receive(tokens, step.rows.slots, step.ends)
         return Flight(step, arriving, logits().clone() if step.rows.wants_logprobs else None)
+
+    def _set_shifts(self, cache: torch.Tensor, step: Step) -> None:
+        """Tell the device how far the positions of a step's sequences have moved, where it does not know it yet."""
+        if step.rows is self._shifted:
+            return
+        wanted, slots = step.shifts(), step.rows.slots
+        if (self._shifts[slots] != wanted).any():
+            self._shifts[slots] = wanted
+            cache[torch.from_numpy(slots).to(cache.device), 0] = torch.from_numpy(wanted).to(cache.device)
+        self._shifted = step.rows
 
     def _launch_ahead(self) -> Flight | None:
         """Start the step after one whose tokens are still to come, if they need not be known for it."""

@@ -209,13 +209,23 @@ class Step:
         """Whether some of its tokens have rows from outside."""
         return self.rows.some_given and any(chunk.reads_given() for chunk in self.chunks)
 
-    def position_ids(self) -> IntArray | None:
-        """Return the tokens' positions for the model where they are not their places; None where all are."""
-        if not self.rows.some_given:
+    def shifts(self) -> IntArray:
+        """Return what is added to the positions of each sequence's tokens behind all that was given with its prompt."""
+        given = (chunk.sequence.given for chunk in self.chunks)
+        return np.array([0 if each is None else each.after for each in given])
+
+    def position_ids(self, *, shifted: bool = False) -> IntArray | None:
+        """Return the tokens' positions for the model where they are not their places; None where all are.
+
+        `shifted`: whoever gets them adds its sequence's shift to each.
+        """
+        if not (self.has_given() if shifted else self.rows.some_given):
             return None
-        return np.concatenate([_positions(chunk) for chunk in self.chunks])
+        return np.concatenate([_positions(chunk, shifted) for chunk in self.chunks])
 
 
-def _positions(chunk: Chunk) -> IntArray:
+def _positions(chunk: Chunk, shifted: bool) -> IntArray:
     start, given = chunk.sequence.num_cached, chunk.sequence.given
-    return np.arange(start, start + chunk.length) if given is None else given.positions(start, chunk.length)
+    if given is None:
+        return np.arange(start, start + chunk.length)
+    return given.positions(start, chunk.length) - (given.after if shifted else 0)

@@ -110,6 +110,36 @@ def test_tokens_after_an_image_are_those_of_transformers(make: Any, prompt_of: A
         torch.testing.assert_close(all_logprobs(output.logprobs)[0], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_positions_behind_an_image_are_moved_on_the_device(tmp_path: Path) -> None:
+    """One slot after the other's: an image's, a text's, an image's with another shift."""
+    model, root = onboarded(qwen(), tmp_path)
+    generator = torch.Generator().manual_seed(17)
+    ids, inputs = qwen_prompt(model.config, generator)
+    twice = {key: torch.cat([each, each], dim=int(key == "mm_token_type_ids")) for key, each in inputs.items()}
+    prompts = [(ids, inputs), ([7, 3, 90, 41, 2], {}), ([*ids, *ids], twice)]
+    config = {**CACHE, "max_num_tokens": 18, "max_batch_size": 1}
+    config["transforms"] = {"initialize_mrope_delta_cache": {"enabled": True}}
+    llm = LLM(root / "checkpoint", root=root, device="cpu", config=config)
+    engine, told = llm.engine, []
+    set_rows = engine.cache.info.set_rows
+
+    def watched(slots: Any, lengths: Any = None, **others: Any) -> None:
+        told.append((lengths is None, others["position_ids"]))
+        set_rows(slots, lengths, **others)
+
+    engine.cache.info.set_rows = watched  # type: ignore[method-assign]
+    params = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+    for tokens, given in prompts:
+        [output] = llm.generate([{"prompt_token_ids": tokens, "processed": given}], params)
+        assert output.token_ids == greedy(model, tokens, given)
+        delta = int(model.model.rope_deltas) if given else 0
+        assert engine.cache.caches["mrope_delta_cache"][:, 0].tolist() == [0, delta, *[0] * (len(engine._shifts) - 2)]
+    assert delta < -4
+    assert any(is_decode for is_decode, _ in told)
+    assert all(positions is None for is_decode, positions in told if is_decode), "the host moves no position"
+    assert not engine.cache.has_states
+
+
 def test_features_are_added_behind_layers_whose_sums_are_not_fused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
