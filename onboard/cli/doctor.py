@@ -43,6 +43,7 @@ def _facts() -> Iterator[tuple[str, str]]:
         yield package, _version(package)
     yield "git", shutil.which("git") or "missing: branches are not prepared, pull_request writes its text only"
     yield from _hardware()
+    yield from _transforms()
     yield from _hub()
 
 
@@ -69,6 +70,14 @@ def _hardware() -> Iterator[tuple[str, str]]:
         yield "cuda", f"missing: this torch ({torch.__version__}) cannot use the GPUs"
     else:
         yield "cuda", str(torch.version.cuda)
+
+
+def _transforms() -> Iterator[tuple[str, str]]:
+    from onboard.graph.planned import listing
+    from onboard.graph.transform import transform_keys
+
+    yield "transforms", f"{len(transform_keys())}, see transforms/default.yaml"
+    yield "not there yet", listing()
 
 
 def _hub() -> Iterator[tuple[str, str]]:

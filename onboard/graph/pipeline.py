@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import torch
 import yaml
-from pydantic import ValidationError
 from torch import nn
 
 from onboard.config import Mode, deep_merge, suggest
@@ -32,8 +31,16 @@ from onboard.graph.extensions import in_order, outside_transforms, own_pipeline
 from onboard.graph.fx import copy_graphs, graph_modules, set_submodule
 from onboard.graph.graph_cache import Done, GraphCache, KeptRun
 from onboard.graph.invariants import check_stage
+from onboard.graph.planned import PLANNED, check_planned
 from onboard.graph.shapes import propagate_shapes
-from onboard.graph.transform import BaseTransform, Stages, TransformInfo, get_transform, transform_keys
+from onboard.graph.transform import (
+    BaseTransform,
+    Stages,
+    TransformInfo,
+    get_transform,
+    transform_keys,
+    validated,
+)
 
 T = TypeVar("T")
 Observer = Callable[[str, nn.Module, TransformContext], None]
@@ -55,8 +62,9 @@ def load_pipeline(
     of that name is merged over the shipped one. Installed packages and the root may bring transforms of their own.
 
     A key with `*` stands for all transforms of that name that the file does not list by their own, by name. A transform
-    that no file lists runs when `overrides` names it, at the end of its stage. Raises `UsageError` for an unknown
-    transform or field, and names the nearest valid one, and for an extension that is broken.
+    that no file lists runs when `overrides` names it, at the end of its stage. One that is not there yet
+    (`onboard.graph.planned`) may be named, and not be enabled. Raises `UsageError` for an unknown transform or field,
+    and names the nearest valid one, and for an extension that is broken.
     """
     outside = outside_transforms(root)
     stages = {**transform_keys(), **{key: each.stage for key, each in outside.items()}}
@@ -65,11 +73,21 @@ def load_pipeline(
     own = _expanded(own_pipeline(root, name), default)
     _check_known(own, stages, f"transforms/{name} of {root}: ")
     _check_known([*default, *overrides], stages)
+    said = deep_merge(own, overrides)
+    check_planned({key: fields for key, fields in said.items() if key not in stages})
+    own, overrides = ({key: each[key] for key in each if key in stages} for each in (own, overrides))
     merged = deep_merge(in_order(default, own, stages), overrides)
     classes = {key: outside[key].transform if key in outside else get_transform(key) for key in merged}
     transforms = [_configured(classes[key], {"stage": stages[key].value, **merged[key]}) for key in merged]
+    for transform in transforms:
+        transform.asked_for = _asks_for(said.get(transform.key), transform.key in default)
     order = list(Stages)
     return sorted(transforms, key=lambda transform: order.index(transform.config.stage))
+
+
+def _asks_for(fields: Mapping[str, Any] | None, is_shipped: bool) -> bool:
+    """Whether what a user says of a transform (None: nothing) puts it into the pipeline, or keeps it there."""
+    return fields is not None and (not is_shipped or bool(fields.get("enabled", False)))
 
 
 def pipeline_for(
@@ -85,8 +103,8 @@ def pipeline_for(
 
 def _check_known(keys: Iterable[str], known: Iterable[str], where: str = "") -> None:
     for key in keys:
-        if key not in known:
-            raise UsageError(f"{where}there is no transform {key!r}", hint=suggest(key, known))
+        if key not in known and key not in PLANNED:
+            raise UsageError(f"{where}there is no transform {key!r}", hint=suggest(key, [*known, *PLANNED]))
 
 
 @cache
@@ -106,15 +124,7 @@ def _expanded(pipeline: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any
 
 
 def _configured(transform: type[BaseTransform[Any]], fields: Mapping[str, Any]) -> BaseTransform[Any]:
-    key = transform.key
-    try:
-        return transform(transform.config_class.model_validate(fields))
-    except UsageError as error:
-        raise UsageError(f"transform {key}: {error.message}", hint=error.hint) from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise UsageError(f"transform {key}: field {field!r}: {first['msg']}, got {first['input']!r}") from error
+    return transform(validated(transform.key, transform.config_class, fields))
 
 
 _NOTICEABLE = 0.05  # seconds
@@ -184,13 +194,14 @@ class Pipeline:
         With a `cache`, and nobody who looks at the steps between, a graph that was made before is taken from there.
         """
         state, kept = _State(nn.Module()), None
-        if self.cache is not None and observer is None and self.dump_dir is None and not self.strict:
+        if self.cache is not None and observer is None and not self.strict and not self._is_shown():
             kept = _timed(CACHE_ENTRIES[0], context, partial(KeptRun, self.cache, self.transforms, context))
             state.module = kept.module
         for index, transform in enumerate(self.transforms):
             facts = len(context.facts)
             if kept is not None and (done := kept.done_before(transform)) is not None:
                 context.history.append(_entry_from_cache(transform, done))
+                _note_idle(transform, context)
                 continue
             if kept is not None and kept.is_due(index):
                 _timed(CACHE_ENTRIES[1], context, partial(kept.keep, state.module))
@@ -200,9 +211,10 @@ class Pipeline:
                 _check(transform.config.stage, state.module, context)
             if transform.config.enabled:
                 self._dump(f"{index:02d}_{transform.config.stage.value}_{transform.key}", state.module, transform)
-            self._refuse_facts(transform, context.facts[facts:])
             if kept is not None:
                 kept.note(transform, context.history[-1], context.facts[acted if transform.acts else facts :])
+            _note_idle(transform, context)
+            self._refuse_facts(transform, context.facts[facts:])
             if observer is not None and transform.config.enabled:
                 observer(transform.key, state.module, context)
         return state.module
@@ -233,6 +245,12 @@ class Pipeline:
     def _ends_stage(self, index: int) -> bool:
         following = self.transforms[index + 1 : index + 2]
         return not following or following[0].config.stage != self.transforms[index].config.stage
+
+    def _is_shown(self) -> bool:
+        """Whether somebody wants to see what the graph is at some step; each step is then made anew."""
+        enabled = [transform for transform in self.transforms if transform.config.enabled]
+        shown = any(each.shows or each.config.debug_visualize_dir is not None for each in enabled)
+        return shown or self.dump_dir is not None
 
     def _dump(self, name: str, module: nn.Module, transform: BaseTransform[Any]) -> None:
         folders = (self.dump_dir, transform.config.debug_visualize_dir)
@@ -269,6 +287,18 @@ def _propagate_shapes(state: _State, context: TransformContext) -> None:
     for _, gm in graph_modules(state.module):
         propagate_shapes(gm, context.device)
     state.has_valid_shapes = True
+
+
+def _note_idle(transform: BaseTransform[Any], context: TransformContext) -> None:
+    """Say so where a transform that the user enabled found nothing to do, and no fact says why already.
+
+    It is no fact of the graph, which others that did not ask for the transform may take from the cache.
+    """
+    entry = context.history[-1]
+    is_idle = not (transform.acts or entry.num_matches or entry.summary or entry.error)
+    said = (f"{transform.key}:", f"{transform.key} found")
+    if entry.enabled and transform.asked_for and is_idle and not any(fact.startswith(said) for fact in context.facts):
+        context.facts.append(f"{transform.key} found nothing to do, and the run's settings enable it")
 
 
 def _apply(transform: BaseTransform[Any], state: _State, context: TransformContext) -> tuple[TransformInfo, str | None]:

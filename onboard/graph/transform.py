@@ -10,7 +10,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import nn
 
 from onboard.config import StrictModel, suggest
@@ -51,6 +51,18 @@ class TransformConfig(StrictModel):
     expect_mem_change: bool = False
 
 
+def validated(key: str, config_class: type[TransformConfig], fields: Mapping[str, Any]) -> TransformConfig:
+    """Return a transform's configuration; raise `UsageError`, which names the transform, for fields that are wrong."""
+    try:
+        return config_class.model_validate(fields)
+    except UsageError as error:
+        raise UsageError(f"transform {key}: {error.message}", hint=error.hint) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise UsageError(f"transform {key}: field {field!r}: {first['msg']}, got {first['input']!r}") from error
+
+
 class TransformInfo(BaseModel):
     """What a transform did."""
 
@@ -84,10 +96,14 @@ class BaseTransform(ABC, Generic[C]):
     acts: ClassVar[bool] = False
     """It does something beside the graph, which stays as it is (it loads, allocates, captures): it also runs when a
     graph that was transformed before is taken from the cache. All others see no values of weights."""
+    shows: ClassVar[bool] = False
+    """It writes down what the graph is, at every start: one with it takes no graph from the cache."""
     config_class: ClassVar[type[TransformConfig]] = TransformConfig
 
     def __init__(self, config: C) -> None:
         self.config = config
+        self.asked_for = False
+        """The user has enabled it: that it finds nothing to do is then a fact."""
 
     def from_outside(self) -> str:
         """Return a sentence about what of it an extension brings, "" for nothing: it becomes a fact of the run."""

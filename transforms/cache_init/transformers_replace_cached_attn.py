@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from onboard.errors import OnboardError
+from onboard.graph.backends import cached_backend
 from onboard.graph.cached_hf import CachedTransformersModel
 from onboard.graph.cached_sequence import CachedSequenceInterface
 from onboard.graph.context import TransformContext
@@ -17,7 +18,7 @@ class HFReplaceCachedAttnConfig(TransformConfig):
     """Fields of `transformers_replace_cached_attn`."""
 
     backend: str | None = None
-    """The attention back end; None: that of the run."""
+    """The attention back end; None, or another library's that is not here: that of the run."""
 
 
 @register_transform("transformers_replace_cached_attn")
@@ -35,7 +36,8 @@ class HFReplaceCachedAttn(BaseTransform[HFReplaceCachedAttnConfig]):
             raise OnboardError("no attention layers are known", hint="Leave detect_hf_attn_layers enabled")
         if context.cache is None:
             context.cache = make_interface(context)
-        op = AttentionDescriptor().cached_op(self.config.backend or context.attn_backend)
+        known = AttentionDescriptor.cached_names
+        op = AttentionDescriptor().cached_op(cached_backend(self.config.backend, known, context, self.key))
         names = [_add_caches(index, context) for index in range(len(context.attention))]
         model = CachedTransformersModel(gm, context.attention, names, op)
         return model, TransformInfo(num_matches=len(names), is_clean=True, has_valid_shapes=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -21,6 +22,7 @@ from onboard.graph.transform import BaseTransform, TransformConfig, TransformInf
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Backend = Literal["auto", "torch-simple", "torch-compile", "torch-cudagraph", "torch-opt"]
+_OF_PIECES = ("piecewise_enabled", "piecewise_num_tokens")
 
 
 class CompileModelConfig(TransformConfig):
@@ -62,12 +64,16 @@ class CompileModel(BaseTransform[CompileModelConfig]):
         """Count one match for the compiled graph and one for each captured batch size."""
         backend, matches = self._backend(gm, context), 0
         whole = gm
+        self._check_inputs(gm, context)
         if backend in ("torch-compile", "torch-opt"):
             whole = self._compiled(gm, context)
             matches += 1
-        if backend in ("torch-cudagraph", "torch-opt"):
-            self._check_inputs(gm, context)
+        if backend not in ("torch-cudagraph", "torch-opt"):
+            self._note_ignored(("cuda_graph_batch_sizes", *_OF_PIECES), context, backend)
+        else:
             pieces = self._pieces(gm, whole)
+            if pieces is None:
+                self._note_ignored(_OF_PIECES, context, backend)
             whole = captured = self._captured(pieces or whole, context)
             matches += len(captured.sizes) + self._capture_pieces(pieces, context)
         return whole, TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
@@ -79,10 +85,20 @@ class CompileModel(BaseTransform[CompileModelConfig]):
             context.facts.append(fact)
         return torch.compile(gm, dynamic=True)  # type: ignore[return-value]
 
+    def _note_ignored(self, fields: Sequence[str], context: TransformContext, backend: str) -> None:
+        """Record which of `fields` ask for something that does not come."""
+        given = [name for name in fields if getattr(self.config, name)]
+        if given:
+            context.facts.append(f"{self.key}: back end {backend} makes nothing of {' and '.join(given)}")
+
     def _check_inputs(self, gm: nn.Module, context: TransformContext) -> None:
         """Compare the number of batched inputs with what the graph takes beside its caches, if it was given."""
-        wanted, found = self.config.num_batched_inputs, [n for n in input_names(gm) if n not in context.cache.caches]
-        if wanted not in (None, len(found)):
+        wanted = self.config.num_batched_inputs
+        if wanted is None:
+            return
+        caches = () if context.cache is None else context.cache.caches
+        found = [name for name in input_names(gm) if name not in caches]
+        if wanted != len(found):
             problem = f"compile_model has num_batched_inputs {wanted}, and the graph takes {len(found)}"
             raise UsageError(f"{problem}: {', '.join(found)}", hint="Leave it out: the graph's inputs tell")
 

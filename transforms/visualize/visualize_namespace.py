@@ -36,6 +36,8 @@ log = logging.getLogger("onboard.visualize")
 class VisualizeNamespace(BaseTransform[TransformConfig]):
     """Write `namespace.json` and `namespace.html` to `debug_visualize_dir`, by default ./debug_visualize."""
 
+    shows = True
+
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match for each operator shown."""
         assert isinstance(gm, fx.GraphModule)

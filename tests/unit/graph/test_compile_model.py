@@ -209,6 +209,16 @@ def test_a_wrong_number_of_batched_inputs_is_refused(gm, tmp_path):
         CompileModel(config)._check_inputs(gm, context)
     for right in (9, None):
         CompileModel(config.model_copy(update={"num_batched_inputs": right}))._check_inputs(gm, context)
+    for backend in ("auto", "torch-simple"):
+        with pytest.raises(UsageError, match="num_batched_inputs 2, and the graph takes 9"):
+            apply("compile_model", gm, context, shapes=False, backend=backend, num_batched_inputs=2)
+
+
+@pytest.mark.parametrize("fields", [{"piecewise_enabled": True}, {"piecewise_num_tokens": [64]}])
+def test_fields_that_the_back_end_makes_nothing_of_are_a_fact(gm, tmp_path, fields):
+    _, _, context = _compile(gm, tmp_path, backend="auto", cuda_graph_batch_sizes=[2], **fields)
+    names = f"cuda_graph_batch_sizes and {next(iter(fields))}"
+    assert context.facts == [f"compile_model: back end torch-simple makes nothing of {names}"]
 
 
 @pytest.mark.slow

@@ -144,14 +144,17 @@ def test_a_model_whose_attention_was_not_found_gets_no_caches() -> None:
         transform(transform.config_class(stage=Stages.CACHE_INIT)).apply(nn.Linear(1, 1), context)
 
 
-def test_every_attention_layer_gets_caches_of_its_own() -> None:
+@pytest.mark.parametrize("backend", [None, "flashinfer"])
+def test_every_attention_layer_gets_caches_of_its_own(backend: str | None) -> None:
     model, calls, *_ = _record("gemma2", sliding_window=5)
     factory = ModelFactory(Path("unused"), root=None, dtype=torch.float32, model_kwargs={})
     context = TransformContext(factory, RuntimeConfig(), torch.device("cpu"), torch.float32)
     context.attention = [AttentionLayer.of(call, "somewhere") for call in calls]
     transform = get_transform("transformers_replace_cached_attn")
-    cached, info = transform(transform.config_class(stage=Stages.CACHE_INIT)).apply(model, context)
+    cached, info = transform(transform.config_class(stage=Stages.CACHE_INIT, backend=backend)).apply(model, context)
     assert info.num_matches == 2
+    foreign = f"transformers_replace_cached_attn: back end {backend} is not available here, torch is used"
+    assert context.facts == ([] if backend is None else [foreign])
     windows = {name: each.sliding_window for name, each in context.cache.resources.items()}
     assert windows == {"k_cache_0": 5, "v_cache_0": 5, "k_cache_1": None, "v_cache_1": None}
     assert windows.keys() <= {*cached.input_names}

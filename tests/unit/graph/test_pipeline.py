@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.export import export_to_graph
 from onboard.graph.fx import add_placeholder, copy_graphs, fake_mode, nodes_of, placeholders
 from onboard.graph.pipeline import Pipeline, load_pipeline
+from onboard.graph.planned import PLANNED
 from onboard.graph.shapes import propagate_shapes
 from onboard.graph.transform import BaseTransform, Stages, TransformConfig, TransformInfo, transform_keys
 from onboard.graph.weights import join_parameters, weight_plan
@@ -55,6 +57,58 @@ def test_transforms_are_sorted_by_stage_and_then_by_the_file() -> None:
 def test_a_wrong_override_names_the_place_and_the_remedy(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_pipeline(overrides)
+
+
+KNOWN = re.findall(r"\w+", """
+    insert_cached_attention insert_cached_mla_attention insert_cached_ssm_attention insert_cached_causal_conv
+    insert_cached_delta_rule insert_cached_gated_delta_rule insert_cached_residual_add initialize_mrope_delta_cache
+    initialize_cache resize_kv_cache detect_hf_attn_layers transformers_replace_cached_attn
+    fuse_causal_conv_activation multi_stream_moe multi_stream_mla_attn multi_stream_gemm cleanup_identity_dtype_cast
+    compile_model
+    fuse_gemms_mixed_children fuse_gemms fuse_fp4_gemms fuse_fp8_gemms fuse_fp8_linear fuse_trtllm_attn_quant_fp8
+    fuse_nvfp4_linear fuse_relu2_quant_nvfp4 fuse_nvfp4_swiglu fuse_finegrained_fp8_swiglu fuse_finegrained_fp8_linear
+    fuse_mxfp4_moe fuse_moe fuse_fp8_moe fuse_finegrained_fp8_moe fuse_nvfp4_moe fuse_allreduce_residual_rmsnorm
+    fuse_rmsnorm fuse_rmsnorm_quant_nvfp4 fuse_silu_mul fuse_swiglu fuse_add_rms_norm
+    fuse_rmsnorm_quant_fp8 gather_logits_before_lm_head fuse_rope_into_trtllm_attention fuse_rope_into_trtllm_mla
+    optimize_rope mlir_elementwise_fusion
+""")  # fmt: skip
+"""The transforms of the reference text on cache initialisation, compilation and fusion behind loading."""
+
+
+def test_every_transform_of_the_reference_texts_is_known_and_may_be_off() -> None:
+    assert len(set(KNOWN)) == 46
+    keys = {transform.key for transform in load_pipeline({key: {"enabled": False} for key in KNOWN})}
+
+    assert set(KNOWN) - keys == set(PLANNED)
+    assert not PLANNED.keys() & transform_keys().keys(), "what is there is no longer planned"
+
+
+def test_a_planned_transform_takes_its_fields_and_is_refused_in_one_line_where_it_is_to_run() -> None:
+    load_pipeline({"fuse_nvfp4_moe": {"enabled": False, "backend": "trtllm_gen", "allow_different_input_scales": True}})
+    with pytest.raises(UsageError, match=r"fuse_fp8_linear is not there yet.*quantised checkpoints") as error:
+        load_pipeline({"fuse_fp8_linear": {"backend": "torch"}})
+    assert "\n" not in str(error.value)
+    for fields in ({"backend": "fast"}, {"stage": "later"}, {"no_such": 1}):
+        with pytest.raises(UsageError, match=f"fuse_nvfp4_moe.*{next(iter(fields))}"):
+            load_pipeline({"fuse_nvfp4_moe": {"enabled": False, **fields}})
+
+
+def test_a_roots_pipeline_may_leave_a_planned_transform_off_too(tmp_path: Path) -> None:
+    (tmp_path / "transforms").mkdir()
+    (tmp_path / "transforms" / "default.yaml").write_text("fuse_fp8_moe:\n  enabled: false\n")
+    load_pipeline({}, root=tmp_path)
+    with pytest.raises(UsageError, match="fuse_fp8_moe is not there yet"):
+        load_pipeline({"fuse_fp8_moe": {"enabled": True}}, root=tmp_path)
+
+
+def test_an_enabled_transform_with_nothing_to_do_is_a_fact_and_one_of_the_defaults_is_not(tmp_path: Path) -> None:
+    keys = (*EXPORT, "match_repeat_kv", "match_l2norm_pattern", "match_token_shift")
+    context = make_context(tmp_path)
+    run_only(context, keys, match_l2norm_pattern={"enabled": True}, match_token_shift={"run_shape_prop": False})
+
+    idle = {entry.key for entry in context.history if not entry.num_matches and not entry.summary}
+    assert {"match_repeat_kv", "match_l2norm_pattern", "match_token_shift"} <= idle
+    assert context.facts == ["match_l2norm_pattern found nothing to do, and the run's settings enable it"]
 
 
 def test_history_has_one_json_entry_a_transform(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

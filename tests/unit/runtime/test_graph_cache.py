@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from onboard.config import RuntimeConfig
 from onboard.graph import graph_cache
 from onboard.graph.graph_cache import GraphCache, _lengths, cache_folder, key_parts
-from onboard.graph.pipeline import load_pipeline
+from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.saved_graph import CannotSaveError, decode, encode
 from onboard.runtime.build import make_context
 from onboard.runtime.engine import Engine
@@ -302,6 +302,39 @@ def test_observers_see_every_step(made: Tiny, folder: Path) -> None:
     runtime = RuntimeConfig(**RUN, kv_cache_config={"tokens_per_block": 4})
     build_engine(made.checkpoint, runtime, root=made.root, observer=lambda key, *_: seen.append(key))
     assert "export_to_gm" in seen
+
+
+def test_whoever_looks_at_the_graph_sees_it_at_every_start(made: Tiny, folder: Path, tmp_path: Path) -> None:
+    pages, seen = tmp_path / "pages", list[dict[str, bytes]]()
+    looking = {"enabled": True, "debug_visualize_dir": str(pages)}
+    for _ in range(2):
+        shutil.rmtree(pages, ignore_errors=True)
+        made.engine(transforms={"visualize_namespace": looking})
+        seen.append({path.name: path.read_bytes() for path in pages.iterdir()})
+    assert seen[0] == seen[1]
+    assert {"namespace.html", "namespace.json"} < seen[0].keys()
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_shown"),
+    [
+        ({}, False),
+        ({"visualize_namespace": {"enabled": True}}, True),
+        ({"fuse_gemms": {"debug_visualize_dir": "dumps"}}, True),
+        ({"fuse_gemms": {"debug_visualize_dir": "dumps", "enabled": False}}, False),
+    ],
+)
+def test_a_start_in_which_nobody_looks_may_use_the_cache(fields: dict[str, Any], is_shown: bool) -> None:
+    assert Pipeline(load_pipeline(fields))._is_shown() == is_shown
+    assert Pipeline(load_pipeline(fields), dump_dir=Path("dumps"))._is_shown()
+
+
+def test_that_a_transform_found_nothing_is_a_fact_of_the_start_that_asks_for_it(made: Tiny, folder: Path) -> None:
+    fact = "match_l2norm_pattern found nothing to do, and the run's settings enable it"
+    for told in (False, True, False):
+        settings = {"match_l2norm_pattern": {"enabled": True}} if told else {}
+        assert (fact in made.engine(transforms=settings).facts) == told
+    assert len(list(folder.glob("*.safetensors"))) == 1, "the graph is the same"
 
 
 def test_what_was_not_used_for_longest_is_forgotten(tmp_path: Path) -> None:
