@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ from onboard.ops.lightning import torch_cached_lightning_attention
 from onboard.ops.linear_recurrence import torch_cached_linear_recurrence
 from onboard.ops.mlstm import torch_cached_mlstm
 from onboard.ops.relative_attention import torch_cached_relative_attention
+from onboard.ops.replayed_ssm import torch_replayed_ssm
+from onboard.ops.residual_add import torch_cached_residual_add
 from onboard.ops.sparse_attention import torch_cached_sparse_attention
 from onboard.ops.token_shift import torch_cached_token_shift
 from onboard.ops.wkv import torch_cached_wkv
@@ -88,6 +91,35 @@ def _ssm() -> Mechanism:
         lambda x, B, C, dt, info, cache: torch_cached_ssm(x, A, B, C, D, dt, bias, *_state(info), cache, [0.0, 2.0], 3),
         [(4, 5), (2, 3), (2, 3), (4,)],
         (4, 5, 3),
+    )
+
+
+def _replayed_ssm() -> Mechanism:
+    """The states, what the last three tokens came with and where they began lie side by side."""
+    A, D, bias = -torch.rand(4, dtype=torch.float64), _random(4), _random(4)
+    parts = [(4, 5, 3), (3, 4, 5), (3, 2, 3), (3, 4), (1,)]
+
+    def cached(x: Tensor, B: Tensor, C: Tensor, dt: Tensor, info: dict[str, Tensor], cache: Tensor) -> Tensor:
+        caches = [
+            part.unflatten(1, shape) for part, shape in zip(cache.split([*map(prod, parts)], 1), parts, strict=True)
+        ]
+        return torch_replayed_ssm(x, A, B, C, D, dt, bias, *_state(info), *caches, [0.0, 2.0], 3)
+
+    return Mechanism(
+        lambda x, B, C, dt: ops.torch_ssm(x, A, B, C, D, dt, bias, [0.0, 2.0], 3),
+        cached,
+        [(4, 5), (2, 3), (2, 3), (4,)],
+        (sum(map(prod, parts)),),
+    )
+
+
+def _residual_add() -> Mechanism:
+    return Mechanism(
+        lambda x, residual: x + residual,
+        lambda x, residual, info, cache: torch_cached_residual_add(x, residual, info["slot_mapping"], cache),
+        [(6,), (6,)],
+        (1, PAGE, 6),
+        paged=True,
     )
 
 
@@ -365,6 +397,8 @@ MECHANISMS = {
     "conv": lambda: _conv(groups=6, dilation=1),
     "grouped, dilated conv": lambda: _conv(groups=2, dilation=2),
     "ssm": _ssm,
+    "ssm that can be taken back": _replayed_ssm,
+    "residual add": _residual_add,
     "selective scan": lambda: _scan(gated=False),
     "gated selective scan": lambda: _scan(gated=True),
     "gated delta rule": _delta_rule,
@@ -444,7 +478,10 @@ def test_a_fake_kernel_knows_shape_and_dtype_of_the_result(name: str, monkeypatc
     for op, source in op_sources().items():
         if source.mutates and op.startswith("torch_"):
             monkeypatch.setitem(globals(), op, _beside_its_fake(op, source.function))
-    _check(MECHANISMS[name](), torch.float64, 1e-9)
+    info = SequenceInfo(max_batch_size=4, max_seq_len=16, max_num_tokens=64, page_size=PAGE, device=torch.device("cpu"))
+    info.set_decode_example(4, kv_len=9)
+    mechanism = MECHANISMS[name]()
+    mechanism.cached(*(_random(1, 4, *each) for each in mechanism.shapes), info.args, _random(8, *mechanism.cache))
 
 
 def _beside_its_fake(op: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
