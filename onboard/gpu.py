@@ -1,12 +1,14 @@
-"""Memory of this machine: of its GPUs through NVML, of the system otherwise."""
+"""This machine: its GPUs' memory through NVML, the system's otherwise, and its processor."""
 
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -109,3 +111,10 @@ def gigabytes(size: int) -> str:
     """Return a size in GB (10^9 bytes) with two significant digits."""
     value = size / 1e9
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def processor() -> str:
+    """Return the processor's name as the system tells it, else its architecture."""
+    lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()

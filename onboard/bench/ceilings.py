@@ -11,6 +11,7 @@ from importlib import import_module
 
 import torch
 
+from onboard.gpu import processor
 from onboard.ops import has_triton
 
 _READ_BYTES = {"cuda": 4 * 2**30, "cpu": 2**28}
@@ -42,7 +43,12 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
 def device_name(device: torch.device) -> str:
     """Return what a device is called."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{processor()}, {_threads()}"
+
+
+def _threads() -> str:
+    count = torch.get_num_threads()
+    return f"{count} {'thread' if count == 1 else 'threads'}"
 
 
 def synchronized(work: Callable[[], object], device: torch.device) -> float:

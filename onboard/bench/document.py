@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ def document(report: Report) -> dict[str, Any]:
     """Return everything; names as vLLM's benchmarks have them, and our own for what these do not measure."""
     subject, ceilings = report.subject, report.ceilings
     return {
-        "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
+        "date": report.date.strftime("%Y%m%d-%H%M%S"),
         "backend": "onboard",
         "model_id": subject.name,
         "mode": subject.runtime.mode,

@@ -14,7 +14,9 @@ from onboard.codegen.render import render
 
 _COLORS = {"onboard": "#1565c0", "hf": "#ef6c00", "hf-compiled": "#6a1b9a"}
 _STAGE_COLORS = ("#1565c0", "#2e7d32", "#ef6c00", "#6a1b9a", "#00838f", "#c62828", "#9e9d24", "#5d4037", "#455a64")
-_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 860, 520, 84, 52, 24, 56
+_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 860, 536, 84, 68, 24, 56
+_LETTER = 7.2
+"""The most that a letter of a stage's name takes on average, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ def roofline(report: Report) -> str:
     roof = [axes.x_range[0], min(ridge, axes.x_range[1]), axes.x_range[1]]
     return render(
         "bench/roofline.svg.j2",
-        title=f"{report.subject.name} on {ceilings.device}",
+        title=report.subject.name,
+        made=report.made,
         caption=f"{ceilings.read_bandwidth / 1e9:,.0f} GB/s read, {ceilings.matmul_rate / 1e12:,.2f} TFLOP/s",
         width=_WIDTH,
         height=_HEIGHT,
@@ -105,15 +108,16 @@ def _power(exponent: int) -> str:
 
 def timeline(report: Report) -> str:
     """Return the picture of the start: a bar for each stage, from the start of the process on."""
-    row, width, left = 26, 860, 150
+    row, width, top = 26, 860, 76
     total = max(report.startup.total, 1e-9)
+    left = round(24 + _LETTER * max((len(span.name) for span in report.startup.spans), default=0))
     bars: list[dict[str, Any]] = []
     for index, span in enumerate(report.startup.spans):
         longest = sorted(span.parts.items(), key=lambda part: -part[1])[:3]
         bars.append(
             {
                 "name": span.name,
-                "y": 56 + index * row,
+                "y": top + index * row,
                 "x": round(left + span.start / total * (width - left - 100), 1),
                 "width": round(max(span.seconds / total * (width - left - 100), 1.0), 1),
                 "seconds": span.seconds,
@@ -121,6 +125,14 @@ def timeline(report: Report) -> str:
                 "detail": ", ".join(f"{key} {seconds:.2f} s" for key, seconds in longest),
             }
         )
-    title = f"{report.subject.name}: {total:.1f} s from the start of the process to the first token"
-    height = 72 + row * len(bars)
-    return render("bench/startup.svg.j2", title=title, bars=bars, width=width, height=height, row=row - 6)
+    return render(
+        "bench/startup.svg.j2",
+        title=report.subject.name,
+        made=report.made,
+        caption=f"{total:.1f} s from the start of the process to the first token",
+        bars=bars,
+        width=width,
+        height=top + 16 + row * len(bars),
+        row=row - 6,
+        left=left,
+    )

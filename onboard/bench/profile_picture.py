@@ -11,12 +11,12 @@ from onboard.codegen.render import render
 
 _COLORS = ("#1565c0", "#2e7d32", "#ef6c00", "#6a1b9a", "#00838f", "#9e9d24", "#5d4037", "#ad1457", "#283593", "#558b2f")
 _OTHER = "#90a4ae"
-_WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _LINE = 1100, 96, 16, 64, 34, 18
+_WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _LINE = 1100, 96, 16, 80, 34, 18
 _MOST_ROWS, _MOST_GAPS = 12, 12
 
 
-def picture(profile: Profile, title: str) -> str:
-    """Return the SVG."""
+def picture(profile: Profile, title: str, made: str) -> str:
+    """Return the SVG; `made` says where and when."""
     totals = profile.totals()
     colors = {name: color for (name, _, _), color in zip(totals, _COLORS, strict=False)}
     count = max(1, min(_MOST_ROWS, math.ceil(len(profile.events) / 40)))
@@ -32,8 +32,9 @@ def picture(profile: Profile, title: str) -> str:
     return render(
         "bench/profile.svg.j2",
         title=title,
+        made=made,
         caption=f"{profile.duration:.1f} us, {len(profile.events)} kernels, something runs in {profile.busy:.1f} us; "
-        f"{len(gaps)} gaps over {LONGEST_GAP:g} us",
+        f"{len(gaps)} {'gap' if len(gaps) == 1 else 'gaps'} over {LONGEST_GAP:g} us",
         rows=[_row(profile, colors, index, span) for index in range(count)],
         legend=legend,
         gaps=lines,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,12 +53,20 @@ class StartUp:
 
 
 def _stages(history: Iterable[HistoryEntry], at: float) -> Iterator[Span]:
-    for stage, entries in groupby(history, key=lambda entry: entry.stage):
-        parts: dict[str, float] = {}
-        for entry in entries:
-            parts[entry.key] = parts.get(entry.key, 0.0) + entry.seconds
-        yield Span(stage, at, sum(parts.values()), parts)
+    """Yield the stages; one that is left and entered again has the name of what takes longest each time."""
+    visits = [(stage, _parts(entries)) for stage, entries in groupby(history, key=lambda entry: entry.stage)]
+    often = Counter(stage for stage, _ in visits)
+    for stage, parts in visits:
+        name = stage if often[stage] == 1 else f"{stage}: {max(parts, key=lambda key: parts[key])}"
+        yield Span(name, at, sum(parts.values()), parts)
         at += sum(parts.values())
+
+
+def _parts(entries: Iterable[HistoryEntry]) -> dict[str, float]:
+    parts: dict[str, float] = {}
+    for entry in entries:
+        parts[entry.key] = parts.get(entry.key, 0.0) + entry.seconds
+    return parts
 
 
 def since_start() -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -73,6 +74,13 @@ class Report:
     caches: int
     """Bytes of all caches of the run."""
     facts: list[str]
+    date: datetime = field(default_factory=lambda: datetime.now(UTC))
+    """When it was made, UTC."""
+
+    @property
+    def made(self) -> str:
+        """Where and when, for people: a picture is looked at without its document."""
+        return f"{self.ceilings.device}, {str(self.dtype).removeprefix('torch.')}, {self.date:%Y-%m-%d}"
 
 
 def run_suite(subject: Subject, settings: Settings, on_progress: Progress = lambda _: None) -> Report:

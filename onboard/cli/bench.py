@@ -167,7 +167,8 @@ def _write(report: Report, made: dict[str, Any], folder: Path) -> list[Path]:
             name = f"batch {result.shape.batch}, context {result.shape.context}"
             step = f"{1e3 * result.measured.decode_step:.3f} ms when not recorded"
             title = f"{report.subject.name}: a decode step of {name}, {step}"
-            texts[f"decode_{result.shape.batch}_{result.shape.context}.svg"] = picture(result.profile, title)
+            file = f"decode_{result.shape.batch}_{result.shape.context}.svg"
+            texts[file] = picture(result.profile, title, report.made)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")

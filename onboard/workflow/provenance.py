@@ -10,12 +10,10 @@ from typing import Any
 
 from onboard.content import CONTENT_ROOT
 from onboard.git import Checkout, commit_of
-from onboard.gpu import device_memory, gigabytes
+from onboard.gpu import device_memory, gigabytes, processor
 from onboard.workflow.phase import RunContext
 from onboard.workflow.results import now
 from onboard.workflow.state import current_versions
-
-_CPUINFO = Path("/proc/cpuinfo")
 
 
 def provenance(context: RunContext) -> dict[str, Any]:
@@ -43,13 +41,6 @@ def host() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = f"{gigabytes(device_memory('cpu').total)} GB of memory"
     return f"{processor()}, {cores} {'core' if cores == 1 else 'cores'}, {memory}, {platform.system()}"
-
-
-def processor() -> str:
-    """Return the processor's name as the system tells it, else its architecture."""
-    lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
 
 
 def onboard_command(context: RunContext) -> str:

@@ -119,7 +119,7 @@ def test_one_step_is_cut_out_of_a_gpus_trace() -> None:
         (96, 4, "Memcpy HtoD", "the next step"),
     ]
     assert step.totals()[0] == ("beside", 1, 40.0)
-    ElementTree.fromstring(picture(step, "a <step>"))
+    ElementTree.fromstring(picture(step, "a <step>", "a GPU"))
 
 
 def test_a_step_on_the_cpu_is_its_operators(llama: Tiny) -> None:

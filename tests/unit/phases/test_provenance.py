@@ -11,7 +11,8 @@ import pytest
 import torch
 import transformers
 
-from onboard.workflow.provenance import log_head, onboard_command, processor, provenance
+from onboard.gpu import processor
+from onboard.workflow.provenance import log_head, onboard_command, provenance
 from onboard.workflow.report_view import about
 
 from .conftest import ContextFactory, make_run
