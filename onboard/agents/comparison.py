@@ -62,11 +62,14 @@ class Observed:
     """Of the prompts alone, the last tokens read one by one from the cache, in a batch that prompts join in turn."""
     codebooks: Codebooks = ONE_CODEBOOK
     """What a token stands for; logits are those of one codebook after the other."""
+    again: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Log-probabilities of the long prompt's tokens, [tokens, vocabulary], and those of the same tokens when it was
+    asked again and its prefix was reused; None: no prefix was."""
 
     @property
     def finite(self) -> bool:
         """Whether no logit is a NaN or an infinity."""
-        return all(bool(torch.isfinite(rows).all()) for rows in (*self.prefill, *self.decoded))
+        return all(bool(torch.isfinite(rows).all()) for rows in (*self.prefill, *self.decoded, *(self.again or ())))
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,7 @@ def compare(observed: Observed, reference: Reference, dtype: torch.dtype, notes:
     if media:
         exact, own = _log_softmax(exact), _log_softmax(own) if own else None
         found.append(_check("with an image or a sound", dtype, media, ours, exact, own))
+    found += _known_prefix(observed, dtype)
     tokens = _tokens(observed, reference, found[1].limit or 0.0)
     return Comparison(found, tokens, _text(dtype, *prefill["text"]), reference.how, notes)
 
@@ -175,11 +179,23 @@ def compare_with_itself(observed: Observed, dtype: torch.dtype, reason: str) -> 
     found = Check("cached decode", *sizes, _number(_worst(observed.decoded, ours)), ITSELF_LIMIT[dtype])
     tokens = _tokens(observed, prefill, ITSELF_LIMIT[dtype])
     notes = [f"not compared with transformers: {reason}"]
-    return Comparison([found], tokens, Text("not judged", reason), prefill.how, notes)
+    return Comparison([found, *_known_prefix(observed, dtype)], tokens, Text("not judged", reason), prefill.how, notes)
 
 
 ITSELF_LIMIT = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-"""Of cached decode against prefill: both round to the dtype, in different orders."""
+"""Of what is read in other parts than before: both round to the dtype, in different orders."""
+KNOWN_PREFIX = "known prefix"
+"""The check of a prompt that is asked again, which a cache that reuses prefixes reads from its pages."""
+
+
+def _known_prefix(observed: Observed, dtype: torch.dtype) -> list[Check]:
+    """Return the check of the long prompt asked again against the first time, whose tokens are compared as all are."""
+    if observed.again is None:
+        return []
+    first, second = observed.again
+    longest = max(len(passage.ids) for passage in observed.passages if passage.kind == "long prompt")
+    return [Check(KNOWN_PREFIX, len(first), longest, _number(rmse_ratio(second, first)), ITSELF_LIMIT[dtype])]
+
 
 _Selected = tuple[list[Passage], Logits, Logits, Logits | None]
 

@@ -22,7 +22,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.text_tokens import special_tokens, text_tokens, up_to_special
 from onboard.hub import open_source
 from onboard.runtime.build import make_context, max_positions
-from onboard.runtime.llm import LLM
+from onboard.runtime.llm import LLM, RequestOutput
 from onboard.runtime.probe import interface_for, plans, run_plan
 from onboard.runtime.sampling import SamplingParams
 
@@ -31,6 +31,7 @@ STORY_TOKENS = 500
 """Most tokens of a held-out story."""
 TEXT_TOKENS = 800
 """Of all stories together: as many as come to it."""
+_WHOLE_VOCABULARY = 2**31
 
 
 @dataclass
@@ -44,6 +45,8 @@ class Session:
     notes: list[str]
     """What the long prompt does not reach."""
     passages: list[Passage] = field(default_factory=list)
+    again: tuple[torch.Tensor, torch.Tensor] | None = None
+    """See `Observed.again`."""
     distinct: bool = False
     """Texts are compared up to their first repeated token."""
 
@@ -136,12 +139,17 @@ class Session:
         prefill = [self.llm.logits(passage.ids)[passage.asked.rows] for passage in self.passages]
         self.passages += [passage for passage, _ in media]
         rows = [*prefill, *(rows for _, rows in media)]
-        return Observed(self.passages, rows, self._decoded(), self.context.codebooks)
+        return Observed(self.passages, rows, self._decoded(), self.context.codebooks, self.again)
 
     def _read_long_prompt(self) -> None:
-        params = SamplingParams(max_tokens=LONG_TOKENS, temperature=0.0, ignore_eos=True)
-        [output] = self.llm.generate([self.long_ids], params)
-        self.passages += self._read("long prompt", self.long_ids, output.token_ids)
+        """Ask twice: the second time the prompt's pages are known, where prefixes are reused."""
+        options: dict[str, Any] = {} if self.distinct else {"logprobs": _WHOLE_VOCABULARY}
+        params = SamplingParams(max_tokens=LONG_TOKENS, temperature=0.0, ignore_eos=True, **options)
+        [first] = self.llm.generate([self.long_ids], params)
+        self.passages += self._read("long prompt", self.long_ids, first.token_ids)
+        if not self.distinct:  # there a token's equals are chosen by how many are read at a time
+            [second] = self.llm.generate([self.long_ids], params)
+            self.again = _same_text(first, second) if second.num_cached_tokens else None
 
     def _read(self, kind: Kind, prompt: list[int], output: list[int]) -> list[Passage]:
         return passages(kind, prompt, self._text_of(kind, prompt, output), self.llm.engine.rope)
@@ -175,12 +183,9 @@ class Session:
     def _read_media_prompt(self, prompt: MediaPrompt, vocabulary: int) -> tuple[Passage, torch.Tensor]:
         params = SamplingParams(max_tokens=LONG_TOKENS, temperature=0.0, ignore_eos=True, logprobs=vocabulary)
         [output] = self.llm.generate({"prompt_token_ids": prompt.ids, "processed": prompt.inputs}, params)
-        assert output.logprobs is not None
         tokens = self._text_of("media", prompt.ids, output.token_ids)
         ids, inputs = [*prompt.ids, *tokens[:-1]], prompt.followed_by(len(tokens) - 1)
-        steps = output.logprobs[: len(tokens)]
-        rows = torch.tensor([[step[token] for token in range(vocabulary)] for step in steps])
-        return Passage("media", ids, tuple(tokens), inputs), rows
+        return Passage("media", ids, tuple(tokens), inputs), _rows(output, len(tokens))
 
     def _held_out(self) -> list[list[int]]:
         """Return the tokens of held-out stories."""
@@ -202,6 +207,19 @@ class Session:
         most = cache.info.max_num_tokens - len(ids)
         logits = run_plan(engine.gm, cache, ids, plans(ids, engine.rope, most)["batched decode"], engine.rope)
         return [rows[passage.asked.rows] for passage, rows in zip(chosen, logits, strict=True)]
+
+
+def _rows(output: RequestOutput, count: int) -> torch.Tensor:
+    """Return the log-probabilities of an output's first `count` tokens, [count, vocabulary], of which it has all."""
+    assert output.logprobs is not None
+    return torch.tensor([[step[token] for token in range(len(step))] for step in output.logprobs[:count]])
+
+
+def _same_text(first: RequestOutput, second: RequestOutput) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-probabilities of both up to where they chose another token, and the texts part."""
+    pairs = zip(first.token_ids, second.token_ids, strict=True)
+    count = next((place + 1 for place, (one, other) in enumerate(pairs) if one != other), len(first.token_ids))
+    return _rows(first, count), _rows(second, count)
 
 
 def _with_room(config: RuntimeConfig, context: TransformContext, length: int) -> RuntimeConfig:

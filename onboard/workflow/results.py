@@ -21,8 +21,10 @@ from onboard.workflow.files import write_atomically
 from onboard.workflow.state import current_versions
 
 YES, NO, UNTESTED, NOT_THERE = "Yes", "No", "Untested", "N/A"
-FEATURES = ("cuda_graphs", "batched_decode", "chunked_prefill", "sliding_window")
+FEATURES = ("cuda_graphs", "batched_decode", "chunked_prefill", "prefix_reuse", "sliding_window")
 """What a run can show, in the order of the matrix."""
+KNOWN_PREFIX = "known prefix"
+"""What the run agent's comparison (which imports torch) calls its check of a prompt that is asked again."""
 
 
 class Result(StrictModel):
@@ -154,6 +156,7 @@ def shown_features(full: Mapping[str, Any], window: int | None) -> dict[str, str
         "cuda_graphs": UNTESTED if full["settings"]["device"] != "cuda" else YES if graphs else NO,
         "batched_decode": YES if len(full["prompts"]) > 1 else UNTESTED,
         "chunked_prefill": YES if chunk and longest > chunk else UNTESTED,
+        "prefix_reuse": YES if any(check["what"] == KNOWN_PREFIX for check in comparison["checks"]) else UNTESTED,
         "sliding_window": NOT_THERE if window == 0 else YES if window and longest > window else UNTESTED,
     }
 

@@ -23,6 +23,24 @@ def upsert_row(text: str, heading: str, row: list[str], key_columns: int, merge:
     return "\n".join(lines) + "\n"
 
 
+def with_column(text: str, heading: str, column: str, after: str, value: str) -> str:
+    """Return `text` with a column behind `after`, and `value` in its rows, in the table under `heading`.
+
+    A table that has the column, or not the one before it, is left as it is. Raises ValueError when there is no table.
+    """
+    lines = text.splitlines()
+    start, end = _table(lines, heading)
+    header = split_row(lines[start - 2])
+    if column in header or after not in header:
+        return text
+    at = header.index(after) + 1
+    for index, added in enumerate([column, "---", *[value] * (end - start)], start - 2):
+        cells = split_row(lines[index])
+        lines[index] = join_row([*cells[:at], added, *cells[at:]])
+    lines[start - 1] = lines[start - 1].replace(" ", "")
+    return "\n".join(lines) + "\n"
+
+
 def rows_under(text: str, heading: str) -> list[list[str]]:
     """Return the rows of the table under `heading`; none where there is no such table."""
     lines = text.splitlines()

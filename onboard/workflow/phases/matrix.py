@@ -30,9 +30,11 @@ from onboard.workflow.results import (
     with_result,
     with_tests,
 )
-from onboard.workflow.tables import cell, rows_under, upsert_footnote, upsert_row
+from onboard.workflow.tables import cell, rows_under, upsert_footnote, upsert_row, with_column
 
 MODELS, FEATURES = "## Models", "## Features"
+ADDED_COLUMN = ("Prefix reuse", "Chunked prefill", UNTESTED)
+"""A column that matrices of before it lack, the one that it comes behind, and what is known of their models."""
 SHOWN_TRAITS = (
     "attention",
     "rope",
@@ -111,6 +113,7 @@ def refreshed(text: str, entry: registry.RegistryEntry, results: Sequence[Result
 
 def _with_rows(text: str, rows: tuple[list[str], list[str]], registration: dict[str, Any]) -> str:
     try:
+        text = with_column(text, FEATURES, *ADDED_COLUMN)
         text = upsert_row(text, MODELS, rows[0], 2, lambda _, new: new)
         text = upsert_row(text, FEATURES, rows[1], 1, _keep_what_the_model_lacks)
     except ValueError as error:

@@ -9,12 +9,14 @@ import pytest
 import torch
 from transformers import PretrainedConfig
 
+from onboard.agents import comparison
 from onboard.agents.comparison import Comparison, Observed, Passage, compare, compare_with_itself, passages
-from onboard.agents.session import Session
+from onboard.agents.session import Session, _same_text
 from onboard.modeling import ONE_CODEBOOK
 from onboard.runtime.probe import DECODE, plans
 from onboard.runtime.reference import Reference
 from onboard.runtime.rope import LengthDependentRope
+from onboard.workflow import results
 
 VOCABULARY = 50
 
@@ -116,6 +118,36 @@ def test_without_transformers_cached_decode_is_compared_with_our_own_prefill(gen
     assert found.notes == ["not compared with transformers: why"]
     observed = Observed([passage], [ours], [_off(ours, 1e-4, generator)])
     assert "cached decode" in (compare_with_itself(observed, torch.float32, "why").problem or "")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"), [(0.9e-5, None), (1.1e-5, "known prefix: the logits"), (torch.nan, "known")]
+)
+def test_a_prompt_that_is_asked_again_has_the_same_answer(
+    error: float, says: str | None, generator: torch.Generator
+) -> None:
+    assert results.KNOWN_PREFIX == comparison.KNOWN_PREFIX
+    exact = _exact(generator)
+    tokens = tuple(exact[-5:].argmax(-1).tolist())
+    passages = [Passage(kind, list(range(len(exact))), tokens) for kind in ("prompt", "long prompt")]  # type: ignore[arg-type]
+    first = exact[-5:].log_softmax(-1)
+    again = _off(first, error, generator)
+    observed = Observed(passages, [exact, exact], [exact], again=(first, again))
+    found = compare(observed, Reference([exact, exact], None, "whole"), torch.float32, [])
+    assert (found.problem or "").startswith(says or "") is True
+    assert (found.problem is None) is (says is None)
+    assert (compare_with_itself(observed, torch.float32, "why").problem is None) is (says is None)
+    assert observed.finite is (error == error)
+
+
+def test_answers_are_compared_while_their_texts_are_one() -> None:
+    def answer(*tokens: int) -> Any:
+        steps = [{1: -0.2 - at, 0: -0.1 - at} for at in range(len(tokens))]
+        return SimpleNamespace(token_ids=list(tokens), logprobs=steps)
+
+    first, second = _same_text(answer(0, 1, 0, 0), answer(0, 0, 1, 0))
+    assert first.tolist() == second.tolist() == torch.tensor([[-0.1, -0.2], [-1.1, -1.2]]).tolist()
+    assert len(_same_text(answer(0, 1), answer(0, 1))[0]) == 2
 
 
 def test_batched_decode_reads_every_token_once_in_parts_that_a_step_holds() -> None:

@@ -9,6 +9,7 @@ from onboard.workflow.engine import Engine
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases.matrix import Matrix, empty_matrix, matrix_path
 from onboard.workflow.phases.register import Register
+from onboard.workflow.results import KNOWN_PREFIX
 
 from .conftest import ContextFactory, make_run
 
@@ -65,7 +66,9 @@ def test_a_judged_text_replaces_one_that_was_not(context_for: ContextFactory) ->
 
 def test_only_what_ran_says_yes(context_for: ContextFactory) -> None:
     context = _onboarded(context_for, "a/l", run={"agrees": False, "status": "bad_generation"})
-    assert "| a/l | Untested | Untested | Untested | N/A | No | N/A |" in matrix_path(context.root).read_text()
+    assert (
+        "| a/l | Untested | Untested | Untested | Untested | N/A | No | N/A |" in matrix_path(context.root).read_text()
+    )
     assert _rows(context, 4)[0].startswith("failed on 20")
 
 
@@ -74,7 +77,34 @@ def test_a_window_counts_when_the_run_was_longer(context_for: ContextFactory, wi
     context = context_for("a/l")
     traits = context.spec.traits | {"sliding_window": {"value": window, "evidence": "config.json"}}
     context = _onboarded(context_for, "a/l", traits=traits)
-    assert f"| a/l | Untested | Yes | Untested | {expected} |" in matrix_path(context.root).read_text()
+    assert f"| a/l | Untested | Yes | Untested | Untested | {expected} |" in matrix_path(context.root).read_text()
+
+
+def test_a_prefix_counts_as_reused_when_a_run_has_checked_it(context_for: ContextFactory) -> None:
+    context = _onboarded(context_for, "a/l")
+    run = make_run()
+    checks = run["runs"]["full"]["comparison"]["checks"]
+    checks.append(checks[0] | {"what": KNOWN_PREFIX})
+    context.write_json("run.json", run)
+    Matrix().run(context)
+    assert "| a/l | Untested | Yes | Untested | Yes | N/A |" in matrix_path(context.root).read_text()
+
+
+def test_a_matrix_of_before_gets_the_column_that_it_lacks(context_for: ContextFactory) -> None:
+    context = _onboarded(context_for, "a/l")
+    path = matrix_path(context.root)
+    new = path.read_text()
+    head, rule = "| Chunked prefill | Prefix reuse |", "|---|---|---|---|---|---|---|---|"
+    old = new.replace(head, "| Chunked prefill |").replace(rule, rule[:-4])
+    old = old.replace("| a/l | Untested | Yes | Untested | Untested |", "| a/l | Untested | Yes | Untested |")
+    assert len(old.splitlines()) == len(new.splitlines())
+    assert old.count("Untested") == new.count("Untested") - 1
+    path.write_text(old)
+    _onboarded(context_for, "a/m")
+    assert path.read_text() != old
+    path.write_text(old)
+    Matrix().run(context)
+    assert path.read_text() == new
 
 
 def test_a_hostile_name_cannot_break_the_table(context_for: ContextFactory) -> None:

@@ -93,8 +93,11 @@ def test_a_trained_model_is_transformers_own_and_everything_is_kept(root: Path) 
     assert result["text"]["perplexity"] < 1.4  # story by story: training.json says 1.247, as one text it is 1.97
     comparison = result["comparison"]
     assert comparison["agrees"]
-    assert {check["what"] for check in comparison["checks"]} == {"prefill", "cached decode", "long prompt", "text"}
-    assert all(0 < check["error"] <= check["limit"] == 1e-5 for check in comparison["checks"])
+    *checks, known = comparison["checks"]
+    assert {check["what"] for check in checks} == {"prefill", "cached decode", "long prompt", "text"}
+    assert all(0 < check["error"] <= check["limit"] == 1e-5 for check in checks)
+    assert (known["what"], known["tokens"], known["limit"]) == ("known prefix", LONG_TOKENS, 1e-5)
+    assert known["error"] <= 1e-5
     generated = sum(len(prompt["output_ids"]) for prompt in result["prompts"])
     assert comparison["tokens"]["compared"] == generated + LONG_TOKENS
     assert len(result["prompts"]) == 4

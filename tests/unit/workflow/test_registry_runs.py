@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,20 @@ from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
 from onboard.registry import RegistryEntry, load_entries
 from onboard.registry_text import insert_entry
-from onboard.workflow.phases.matrix import matrix_path
+from onboard.workflow.phases.matrix import empty_matrix, matrix_path, refreshed
 from onboard.workflow.registry_runs import places, runner
 from onboard.workflow.registry_runs.expression import parse
 from onboard.workflow.registry_runs.places import CpuPlaces, GpuPlaces
 from onboard.workflow.registry_runs.runner import Runner, RunSettings
-from onboard.workflow.results import Result, features_of, load_results, parse_results, save_result, verified
+from onboard.workflow.results import (
+    Result,
+    features_of,
+    load_results,
+    parse_results,
+    results_path,
+    save_result,
+    verified,
+)
 
 NAMES = ("org/a", "org/b", "org/c")
 
@@ -49,7 +58,7 @@ full = {
     "settings": {"device": "cpu", "dtype": "float32", "device_name": "CPU", "max_num_tokens": 32},
     "tokens_per_second": 12.5, "peak_memory_bytes": 7, "prompts": [1, 2], "cuda_graphs": {"used": False},
     "text": {"verdict": "equal", "perplexity": 9.5, "reference": 9.25},
-    "comparison": {"agrees": not bad, "checks": [{"longest": 40}]},
+    "comparison": {"agrees": not bad, "checks": [{"what": name, "longest": 40} for name in ("text", "known prefix")]},
 }
 Path(words["--output"]).write_text(json.dumps(full))
 """
@@ -71,10 +80,15 @@ class _Told:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A root with three entries, whose runs are those of the agent above."""
-    folder, text = tmp_path / "root", registry.HEADER
+    _stand_in(_make_root(tmp_path / "root", NAMES), monkeypatch)
+    return tmp_path / "root"
+
+
+def _make_root(folder: Path, names: Sequence[str]) -> Path:
+    text = registry.HEADER
     (folder / "registry" / "configs").mkdir(parents=True)
     (folder / "models").mkdir()
-    for name in NAMES:
+    for name in names:
         slug = registry.slug(name.split("/")[1])
         (folder / "registry" / "configs" / f"{slug}.yaml").write_text(f"model: {name}\n")
         (folder / "models" / f"modeling_{slug}.py").write_text("X = 1\n")
@@ -85,7 +99,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         text = insert_entry(text, entry)
     registry.models_path(folder).write_text(text)
     (folder / "agent.py").write_text(AGENT)
-    _stand_in(folder, monkeypatch)
     return folder
 
 
@@ -157,7 +170,8 @@ def test_each_runs_in_a_process_and_leaves_log_row_verdict_and_matrix(
     assert (a.peak_memory_bytes, a.device, a.dtype, a.gpu) == (7, "cpu", "float32", None)
     assert a.versions.keys() == {"onboard", "torch", "transformers"}
     assert a.features == {
-        "cuda_graphs": "Untested", "batched_decode": "Yes", "chunked_prefill": "Yes", "sliding_window": "Untested",
+        "cuda_graphs": "Untested", "batched_decode": "Yes", "chunked_prefill": "Yes", "prefix_reuse": "Yes",
+        "sliding_window": "Untested",
     }  # fmt: skip
     assert (b.status, b.outcome, b.error) == ("failed", "runtime_error", "it broke")
     assert (c.status, c.outcome) == ("failed", "lost")
@@ -173,8 +187,8 @@ def test_each_runs_in_a_process_and_leaves_log_row_verdict_and_matrix(
     matrix = matrix_path(root).read_text()
     assert "| `AForCausalLM` | org/a | a |  | cpu float32 | [^a] |" in matrix
     assert f"| org/b | b |  | failed on {b.date[:10]} |" in matrix
-    assert "| org/a | Untested | Yes | Yes | Untested | No | N/A |" in matrix
-    assert "| org/b | Untested | Untested | Untested | Untested | No | N/A |" in matrix
+    assert "| org/a | Untested | Yes | Yes | Yes | Untested | No | N/A |" in matrix
+    assert "| org/b | Untested | Untested | Untested | Untested | Untested | No | N/A |" in matrix
     assert "[^a]: [configs/a.yaml](configs/a.yaml)" in matrix
     assert len(told.logs) == 3
 
@@ -250,23 +264,88 @@ def _start(root: Path, seconds: float) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
 
 
-def test_killed_it_goes_on_and_two_at_once_lose_nothing(root: Path) -> None:
-    first = _start(root, 1.0)
-    deadline = time.monotonic() + 120
-    while len(load_results(root)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    first.send_signal(signal.SIGKILL)
-    first.communicate()
-    done = {row.name for row in load_results(root)}
-    assert len(done) >= 2
+def _lines(root: Path) -> set[str]:
+    path = results_path(root)
+    lines = path.read_text().splitlines() if path.exists() else []
+    assert len({json.loads(line)["name"] for line in lines}) == len(lines), "no entry has two rows"
+    return set(lines)
+
+
+def _kill_with(number: int, root: Path, more: int) -> set[str]:
+    """Run until there are `more` rows and end it with a signal; return the rows, of which none was lost or changed."""
+    before, process = _lines(root), _start(root, 0.5)
     _calls(root)
-    two = [_start(root, 0.5) for _ in range(2)]
+    deadline = time.monotonic() + 120
+    while len(_lines(root)) < len(before) + more and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    process.communicate()
+    assert process.returncode == -number
+    after = _lines(root)
+    assert len(after) >= len(before) + more
+    assert before <= after
+    assert not {json.loads(line)["name"] for line in before} & set(_calls(root)), "what had passed was not run again"
+    return after
+
+
+def _matrix_of_rows(root: Path) -> str:
+    text = empty_matrix()
+    for entry in load_entries(root):
+        text = refreshed(text, entry, [row for row in load_results(root) if row.name == entry.name])
+    return text
+
+
+def test_killed_it_goes_on_and_two_at_once_lose_nothing(tmp_path: Path) -> None:
+    names = [f"org/m{number}" for number in range(10)]
+    root = _make_root(tmp_path / "root", names)
+    _kill_with(signal.SIGKILL, root, 2)
+    done = _kill_with(signal.SIGTERM, root, 2)
+    assert len(done) < len(names)
+    _calls(root)
+    two = [_start(root, 0.2) for _ in range(2)]
     errors = [process.communicate(timeout=120)[1] for process in two]
     assert [process.returncode for process in two] == [0, 0], errors
-    assert not done & set(_calls(root)), "what had passed was not run again"
-    assert {row.name for row in load_results(root)} == set(NAMES)
+    calls = _calls(root)
+    assert sorted([*(json.loads(line)["name"] for line in done), *calls]) == sorted(names), "each was run once"
+    assert done <= _lines(root)
     assert {entry.status for entry in load_entries(root)} == {"passed"}
-    assert all(f"| {name} | Untested | Yes |" in matrix_path(root).read_text() for name in NAMES)
+    assert matrix_path(root).read_text() == _matrix_of_rows(root)
+    assert all(f"| {name} | Untested | Yes |" in matrix_path(root).read_text() for name in names)
+
+
+class _EndedError(Exception):
+    pass
+
+
+def _ends_after(writes: int, write: Callable[..., Any]) -> Callable[..., Any]:
+    left = [None] * writes
+
+    def limited(*file: Any) -> None:
+        if not left:
+            raise _EndedError
+        left.pop()
+        write(*file)
+
+    return limited
+
+
+def test_killed_between_two_files_an_entry_is_as_if_it_had_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, found = runner.write_atomically, set()
+    for writes in range(4):
+        root = _make_root(tmp_path / str(writes), NAMES)
+        entry, row = load_entries(root)[0], _row("2026-01-01", name="org/a", device="cpu", dtype="float32")
+        monkeypatch.setattr(runner, "write_atomically", _ends_after(writes, write))
+        try:
+            runner.keep(root, entry, row)
+        except _EndedError:
+            assert load_results(root) == [], "it is run again"
+        monkeypatch.setattr(runner, "write_atomically", write)
+        runner.keep(root, entry, row)
+        paths = (results_path(root), matrix_path(root), registry.models_path(root))
+        found.add(tuple(path.read_text() for path in paths))
+    assert len(found) == 1
 
 
 def test_an_entry_that_another_run_has_is_waited_for_and_not_run_twice(root: Path) -> None:
