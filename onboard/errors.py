@@ -42,6 +42,10 @@ class UsageError(OnboardError):
     exit_code = 2
 
 
+CONSENT = "ONBOARD_TRUST_REMOTE_CODE"
+"""The environment variable that, set to 1, lets generated tests run the code that a model brings."""
+
+
 class ConsentRequiredError(OnboardError):
     """Going on needs the user's word: the model does not fit, or its repository brings code to run."""
 

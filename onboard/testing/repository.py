@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 
 from onboard.analysis.repository import install
-from onboard.errors import ConsentRequiredError
+from onboard.errors import CONSENT, ConsentRequiredError, OnboardError
 from onboard.hub import read_config
-
-CONSENT = "ONBOARD_TRUST_REMOTE_CODE"
 
 
 def repository_code(folder: Path) -> None:
@@ -17,7 +15,11 @@ def repository_code(folder: Path) -> None:
 
     Raises:
         ConsentRequiredError: the environment variable ONBOARD_TRUST_REMOTE_CODE is not 1.
+        OnboardError: there is no copy.
     """
     if os.environ.get(CONSENT) != "1":
         raise ConsentRequiredError(f"these tests run the code in {folder}", hint=f"Read it, then set {CONSENT}=1")
+    if not (folder / "config.json").is_file():
+        way = "onboard MODEL --trust-remote-code --until test"
+        raise OnboardError(f"the code that the model brings is not in {folder}", hint=f"This copies it there: {way}")
     install(folder, read_config(folder))

@@ -8,7 +8,7 @@ config.json has confirmed what the listing says.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,23 @@ def kind_of_entry(entry: registry.RegistryEntry, root: Path) -> Kind | None:
     """Return what an entry says it is, or else its checkpoint's config where that is on this machine."""
     if entry.family:
         return Kind(entry.architecture or "", entry.family)
+    config = config_of_entry(entry, root)
+    return Kind.of_config(config) if config is not None else None
+
+
+def config_of_entry(entry: registry.RegistryEntry, root: Path) -> Mapping[str, Any] | None:
+    """Return the config.json of an entry's checkpoint where that is on this machine."""
     try:
-        model = compose(entry, root).model or entry.name
-        return Kind.of_config(open_source(model, offline=True).config())
+        return open_source(compose(entry, root).model or entry.name, offline=True).config()
     except OnboardError:
         return None
+
+
+def configs_here(names: Sequence[str], root: Path) -> dict[str, Mapping[str, Any]]:
+    """Return the configs of the root's entries of these names whose checkpoints are on this machine."""
+    entries = [entry for entry in registry.load_entries(root) if entry.name in names]
+    found = ((entry.name, config_of_entry(entry, root)) for entry in entries)
+    return {name: config for name, config in found if config is not None}
 
 
 def on_the_hub(source: Any, kind: Kind) -> tuple[list[dict[str, Any]], str]:
@@ -81,11 +93,25 @@ def on_the_hub(source: Any, kind: Kind) -> tuple[list[dict[str, Any]], str]:
         return [], f"the Hub could not list relatives ({str(error).splitlines()[0]})"
 
 
-def differences(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return the words and switches of two configs that differ: what is not a matter of size."""
-    plain = {key: value for key, value in {**own, **other}.items() if isinstance(value, bool | str) and key[:1] != "_"}
-    skipped = {"dtype", "torch_dtype", "transformers_version", "use_cache", "model_type"}
-    return sorted(key for key in plain if key not in skipped and own.get(key) != other.get(key))
+def differences(own: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, list[bool | str | None]]:
+    """Return the words and switches of two configs that differ, with both values: what is not a matter of size."""
+    ours, theirs = _words(own), _words(other)
+    keys = sorted(key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key))
+    return {key: [ours.get(key), theirs.get(key)] for key in keys}
+
+
+_SAYS_NOTHING = {"dtype", "torch_dtype", "transformers_version", "use_cache", "model_type"}
+
+
+def _words(config: Mapping[str, Any], prefix: str = "") -> dict[str, bool | str]:
+    """Return the words and switches of a config and of the mappings in it (of the rotary table), by dotted key."""
+    found: dict[str, bool | str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found |= _words(value, f"{prefix}{key}.")
+        elif isinstance(value, bool | str) and key[:1] != "_" and key not in _SAYS_NOTHING:
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def _confirmed(model: str, kind: Kind) -> Iterator[dict[str, Any]]:

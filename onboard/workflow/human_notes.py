@@ -23,7 +23,7 @@ def human_notes(spec: ModelSpec, found: dict[str, Any]) -> list[Note]:
     """Return what a human should look at, from the artifacts by name; each thing once."""
     runs = found["run"].get("runs", {})
     notes = [
-        *(Note("model", note) for note in [*spec.tricky, *_own_code(spec)]),
+        *(Note("model", note) for note in [*spec.tricky, *_own_code(spec), *_relatives(found.get("survey", {}))]),
         *(Note("not shown", note) for note in limitations(spec, found)),
         *(Note("review", note) for note in _reviewed(found["review"])),
         *(Note("fact", fact) for fact in runs.get("full", {}).get("facts", [])),
@@ -35,6 +35,21 @@ def _own_code(spec: ModelSpec) -> list[str]:
     if spec.repository is None:
         return []
     return [f"Code that the model brings was trusted and run: {', '.join(sorted(spec.repository.files))}."]
+
+
+def _relatives(survey: dict[str, Any]) -> Iterator[str]:
+    """Yield in which words and switches the configs of the family's other models differ, alike ones together."""
+    groups: dict[str, list[str]] = {}
+    for name, differences in survey.get("differences", {}).items():
+        said = ", ".join(f"{key} {_value(theirs)} (here {_value(own)})" for key, (own, theirs) in differences.items())
+        groups.setdefault(said, []).append(name)
+    for said, names in groups.items():
+        if said:
+            yield f"In the family's file, too, but with another config: {', '.join(names)}: {said}."
+
+
+def _value(value: bool | str | None) -> str:
+    return "not set" if value is None else str(value).lower() if isinstance(value, bool) else value
 
 
 def _reviewed(review: dict[str, Any]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from onboard.codegen.render import render
@@ -16,7 +17,17 @@ from onboard.workflow.phases.matrix import empty_matrix, updated_matrix
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.phases.report import SHARED
 from onboard.workflow.phases.run import ARTIFACT as RUN
-from onboard.workflow.report_view import about, active_facts, review_groups, review_text, short_count
+from onboard.workflow.phases.test import CODE
+from onboard.workflow.provenance import onboard_command
+from onboard.workflow.report_view import (
+    ARTIFACTS,
+    about,
+    active_facts,
+    found_artifacts,
+    review_groups,
+    review_text,
+    short_count,
+)
 from onboard.workflow.results import load_results
 
 TEMPLATE = "pull_request/pull_request.md.j2"
@@ -37,7 +48,7 @@ class PullRequest(Phase):
                 context.files.digest(content_path("templates", name, root=context.root)) for name in (TEMPLATE, *SHARED)
             ],
             "files": {path: context.files.digest(context.root / path) for path in own_files(context)},
-            "artifacts": context.digest("spec.yaml", "tests.json", "review.json", REGISTRATION, RUN),
+            "artifacts": context.digest("spec.yaml", *(f"{name}.json" for name in ARTIFACTS)),
         }
 
     def run(self, context: RunContext) -> PhaseResult:
@@ -97,7 +108,6 @@ def template_values(context: RunContext) -> dict[str, Any]:
     spec, registration, run = context.spec, context.read_json(REGISTRATION), context.read_json(RUN)
     tests, review = context.read_json("tests.json"), context.read_json("review.json")
     full = run["runs"]["full"]
-    found = {"tests": tests, "review": review, "registration": registration, "run": run}
     return {
         "name": registration["name"],
         "spec": spec,
@@ -113,12 +123,28 @@ def template_values(context: RunContext) -> dict[str, Any]:
             (MATRIX, "one row a table"),
         ],
         "about": about(run),
-        "notes": human_notes(spec, found),
+        "notes": human_notes(spec, found_artifacts(context)),
+        "code": own_code(context),
         "prompts": full["prompts"],
         "command": run["command"],
         "test_command": tests["command"],
         "test_output": tests["output"],
         "review": review_groups(review),
+    }
+
+
+def own_code(context: RunContext) -> dict[str, Any] | None:
+    """Return the files that the model brings, which were trusted, and the command that puts them where tests read them.
+
+    They are somebody else's, and no part of the branch.
+    """
+    if context.spec.repository is None:
+        return None
+    trusting = replace(context, options=context.options.model_copy(update={"trust_remote_code": True}))
+    return {
+        "files": context.spec.repository.files,
+        "folder": context.relative(context.artifact(CODE)),
+        "command": f"{onboard_command(trusting)} --until test",
     }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from onboard.content import CONTENT_ROOT
-from onboard.workflow.family import Kind, differences, family_name, on_the_hub, registered
+from onboard.workflow.family import Kind, configs_here, differences, family_name, on_the_hub, registered
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.gather import ARTIFACT as GATHER
 
@@ -31,6 +31,7 @@ class Survey(Phase):
         members, note = on_the_hub(context.source, kind)
         known = registered(kind, context.root, context.model)
         missing = [member for member in members if member["name"] not in known]
+        relatives = configs_here(known, context.root) | {member["name"]: member["config"] for member in members}
         facts: dict[str, Any] = {
             "family": family,
             "model_file": _found(context, family),
@@ -38,7 +39,7 @@ class Survey(Phase):
             "registered": known,
             "siblings": [member["name"] for member in members],
             "missing": [member["name"] for member in missing],
-            "differences": {member["name"]: differences(config, member["config"]) for member in missing},
+            "differences": {name: differences(config, other) for name, other in relatives.items()},
             "configs": {member["name"]: member["config"] for member in missing},
             "note": note,
         }

@@ -14,7 +14,7 @@ from typing import Any
 
 from onboard.codegen.render import TEST_TEMPLATE
 from onboard.content import content_path
-from onboard.errors import OnboardError
+from onboard.errors import CONSENT, OnboardError
 from onboard.workflow.lock import WORK, exclusive
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.pytest_run import RunPytest, run_pytest
@@ -79,7 +79,9 @@ def _run(context: RunContext, test_file: Path) -> dict[str, Any]:
     gpu = context.options.device != "cpu" and not own_code  # that runs without devices
     local = partial(run_pytest, run_module=context.run_module, tell=context.doing)
     with _runnable_root(context) as root:
-        return run_tests(root, test_file, gpu=gpu, run=partial(remote.run_pytest, context) if own_code else local)
+        run = partial(remote.run_pytest, context) if own_code else local
+        record = run_tests(root, test_file, gpu=gpu, run=run)
+    return record | {"command": f"{CONSENT}=1 {record['command']}"} if own_code else record
 
 
 def tests_text(context: RunContext) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from onboard.analysis.spec import ModelSpec
+from onboard.errors import CONSENT
 
 
 def measure(folder: Path, config: dict[str, Any]) -> dict[str, int]:
@@ -51,7 +52,6 @@ def run_pytest(
     folder: Path, config: dict[str, Any], arguments: list[str], working: str, results: str
 ) -> dict[str, str]:
     """Run pytest; return what it printed and the plugin's results."""
-    from onboard.testing.repository import CONSENT
     from onboard.workflow import pytest_run
 
     path = Path("results.json").absolute()

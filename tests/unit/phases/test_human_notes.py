@@ -57,5 +57,27 @@ def test_rules_that_do_not_hold_and_trusted_code_are_among_them() -> None:
     assert [text for text in texts if re.search(r"trusted and run: a\.py, modeling_b\.py", text)]
 
 
+def test_the_familys_configs_that_differ_are_among_them_alike_ones_together(context_for: ContextFactory) -> None:
+    differences = {
+        "org/a": {"tie_word_embeddings": [True, False], "rope_parameters.rope_type": [None, "yarn"]},
+        "org/same": {},
+        "org/b": {"tie_word_embeddings": [True, False], "rope_parameters.rope_type": [None, "yarn"]},
+        "org/c": {"hidden_act": ["silu", "gelu"]},
+    }
+    context = _finished(context_for("org/tiny"))
+    survey = {"plan": "", "missing": [], "differences": differences}
+    texts = [note.text for note in human_notes(context.spec, _found(survey=survey)) if note.topic == "model"]
+    assert texts == [
+        "In the family's file, too, but with another config: org/a, org/b: tie_word_embeddings false (here true), "
+        "rope_parameters.rope_type yarn (here not set).",
+        "In the family's file, too, but with another config: org/c: hidden_act gelu (here silu).",
+    ]
+    context.write_json("survey.json", survey)
+    Report().run(context)
+    PullRequest().run(context)
+    for name in ("report.html", "report.md", "pull_request.md"):
+        assert "gelu (here silu)" in context.artifact(name).read_text()
+
+
 def test_a_road_without_a_run_says_so() -> None:
     assert "There was no full run." in [note.text for note in human_notes(make_spec("a"), _found(run={}))]

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from warm import Warm
 
-from onboard.analysis.spec import ModelSpec
+from onboard.analysis.spec import ModelSpec, RepositoryCode
 from onboard.errors import OnboardError
 from onboard.hub import ModelSource
+from onboard.testing.repository import repository_code
 from onboard.workflow.files import FileWriter
 from onboard.workflow.lock import exclusive
 from onboard.workflow.phase import RunContext, RunOptions
+from onboard.workflow.phases import test as phase
 from onboard.workflow.phases.review import ReviewPhase
 from onboard.workflow.phases.test import TestPhase, run_tests
 from onboard.workflow.pytest_run import run_pytest
@@ -44,6 +46,26 @@ def make(tmp_path: Path, llama_files: dict[str, str], llama_spec: ModelSpec) -> 
         return RunContext("acme/llama", tmp_path, work_dir, options, files, Worklog(None), source)
 
     return make_context
+
+
+def test_the_command_of_tests_that_run_a_models_code_has_the_consent(
+    make: Make, llama_spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, record = make(), {"command": "ONBOARD_SEED=1 python -m pytest t.py", "output": "", "tests": []}
+    monkeypatch.setattr(phase, "run_tests", lambda *_, **options: {**record, "gpu": options["gpu"]})
+    assert phase._run(context, TEST)["command"] == record["command"]
+    code = RepositoryCode(classes={}, files={"a.py": "0"}, facts=[], native={})
+    llama_spec.model_copy(update={"repository": code}).save(context.artifact("spec.yaml"))
+    found = phase._run(context, TEST)
+    assert (found["command"], found["gpu"]) == (f"ONBOARD_TRUST_REMOTE_CODE=1 {record['command']}", False)
+
+
+def test_the_copy_of_a_models_code_that_is_not_there_is_named_with_what_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONBOARD_TRUST_REMOTE_CODE", "1")
+    with pytest.raises(OnboardError, match=r"x/code\. This copies it there: onboard MODEL --trust-remote-code"):
+        repository_code(tmp_path / "x" / "code")
 
 
 def test_the_phase_writes_and_runs_the_tests(make: Make) -> None:

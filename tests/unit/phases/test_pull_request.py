@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from onboard.analysis.spec import RepositoryCode
 from onboard.registry import parse_entries
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases.cookbook import Cookbook
@@ -59,6 +60,21 @@ def test_the_text_has_everything_verbatim(context_for: ContextFactory) -> None:
     assert "- [x] text equal" in text
     assert "- [x] S1: no repeats (style, noted)\n  - `models/m.py:7: a | b`" in text
     assert "- [ ] CUDA graphs not used" in text
+
+
+def test_code_that_was_trusted_is_named_with_what_repeats_it_elsewhere(context_for: ContextFactory) -> None:
+    files = {"modeling_b.py": "ab12", "configuration_a.py": "cd34"}
+    repository = RepositoryCode(classes={}, files=files, facts=[], native={})
+    context = _onboarded(context_for("org/tiny", repository=repository, revision="0123abc"))
+    PullRequest().run(context)
+    text = context.artifact("pull_request.md").read_text()
+    section = text.split("## Code that the model brings\n")[1].split("## Tests")[0]
+    assert "trusted" in section
+    assert all(f"- `{name}` (sha256 `{digest}`)" in section for name, digest in files.items())
+    assert "onboard org/tiny --root . --trust-remote-code --until test\n" in section
+    assert "`.onboard/tiny/code`" in section
+    PullRequest().run(_onboarded(context_for("org/plain")))
+    assert "trust" not in (context.root / ".onboard" / "plain" / "pull_request.md").read_text()
 
 
 def test_the_branch_has_the_models_own_files_and_lines(context_for: ContextFactory, checkout: Path) -> None:

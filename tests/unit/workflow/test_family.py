@@ -16,7 +16,7 @@ from onboard.composition import compose
 from onboard.hub import HubSource
 from onboard.registry import RegistryEntry, parse_entries
 from onboard.registry_text import insert_entry, set_files
-from onboard.workflow.family import Kind, differences, kind_of_entry, on_the_hub, registered
+from onboard.workflow.family import Kind, configs_here, differences, kind_of_entry, on_the_hub, registered
 from onboard.workflow.phases.register import Register
 
 LLAMA = Kind("LlamaForCausalLM", "llama")
@@ -82,7 +82,7 @@ def test_the_hubs_models_of_the_kind_are_found_one_a_size_whatever_their_names(h
     members, note = on_the_hub(HubSource("acme/Fox-1B"), LLAMA)
     assert [member["name"] for member in members] == ["acme/Fox-7B-Chat", "acme/Wolf-70B"]
     assert note == ""
-    assert differences(LLAMA_CONFIG, members[0]["config"]) == ["tie_word_embeddings"]
+    assert differences(LLAMA_CONFIG, members[0]["config"]) == {"tie_word_embeddings": [None, False]}
     assert on_the_hub(HubSource("acme/Fox-1B", offline=True), LLAMA)[0] == []
     del hub.models["acme/Fox-1B"], hub.models["acme/Fox-1B-Chat"]
     hub.models["acme/Fox-7B-Chat"] = ({}, None, {})
@@ -90,6 +90,27 @@ def test_the_hubs_models_of_the_kind_are_found_one_a_size_whatever_their_names(h
         "acme/Fox-7B",
         "acme/Wolf-70B",
     ]
+
+
+def test_configs_differ_in_words_and_switches_also_inside_and_not_in_sizes() -> None:
+    own = {"a": 1, "act": "silu", "bias": True, "rope_parameters": {"rope_type": "default", "theta": 1e4}, "dtype": "x"}
+    other = {"a": 2, "act": "silu", "bias": 0, "rope_parameters": {"rope_type": "yarn", "theta": 1e6}, "_name": "y"}
+    assert differences(own, other) == {"bias": [True, None], "rope_parameters.rope_type": ["default", "yarn"]}
+    assert differences(own, own) == {}
+
+
+def test_configs_of_registered_models_that_are_here_are_found(tmp_path: Path) -> None:
+    (tmp_path / "kin").mkdir()
+    (tmp_path / "kin" / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    context = make_context(tmp_path / "root", str(tmp_path / "kin"))
+    Register().run(context)
+    (entry,) = registry.load_entries(context.root)
+    gone = RegistryEntry(name="org/gone", config_id="gone", yaml_extra=["gone.yaml"], family="llama")
+    registry.config_path(context.root, "gone").write_text("model: org/gone\n")
+    path = registry.models_path(context.root)
+    path.write_text(insert_entry(path.read_text(), gone))
+    found = configs_here([entry.name, "org/gone"], context.root)
+    assert {name: config["hidden_size"] for name, config in found.items()} == {entry.name: 64}
 
 
 def test_the_family_is_registered_and_says_that_nobody_tried_it(tmp_path: Path, hub: _Hub) -> None:
