@@ -176,7 +176,10 @@ AREAS = {
         ),
         Area(
             "weights",
-            ("transforms/weight_load/*.py", "onboard/graph/expert_stacks.py", "onboard/graph/gemm_fusion.py"),
+            (
+                "transforms/weight_load/*.py", "onboard/graph/weight_sources.py", "onboard/graph/expert_stacks.py",
+                "onboard/graph/gemm_fusion.py",
+            ),
             ("graph/test_fuse_gemms.py", "graph/test_load_weights.py", "graph/test_fuse_moe.py"),
         ),
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,9 +11,9 @@ from onboard.errors import OnboardError
 from onboard.graph.checkpoint import Checkpoint, find_non_finite
 from onboard.graph.constants import fold_again
 from onboard.graph.context import TransformContext
-from onboard.graph.converted_weights import Source, converted
+from onboard.graph.converted_weights import Source
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
-from onboard.graph.weight_names import declared_renaming, explain_unused, match_names, module_renaming, set_aside
+from onboard.graph.weight_sources import WRONG_MODEL, find_sources
 from onboard.graph.weight_stream import Load, stream
 from onboard.graph.weights import (
     further_names,
@@ -30,7 +28,6 @@ from onboard.graph.weights import (
 if TYPE_CHECKING:
     from onboard.graph.converted import ConvertedCheckpoint
 
-_WRONG_MODEL = "The checkpoint and the model differ: onboard the model again"
 _RANDOM_SCALE = 0.02  # the usual `initializer_range`
 
 
@@ -71,7 +68,8 @@ class LoadWeights(BaseTransform[LoadWeightsConfig]):
         plan, checkpoint = weight_plan(gm), _checkpoint(context)
         wanted = {part: [part, *further_names(gm, part)] for names in groups for part in plan.parts(names[0])}
         buffers = [name for name, _ in gm.named_buffers() if name in gm.state_dict()]
-        found = _find(wanted, buffers, unread_names(gm), checkpoint, context)
+        found, facts = find_sources(wanted, buffers, unread_names(gm), checkpoint, context.factory)
+        context.facts.extend(facts)
         device = self.config.checkpoint_device or context.device
         later: list[tuple[str, Load]] = []  # on a GPU alone
         for names in groups:
@@ -98,63 +96,13 @@ def _checkpoint(context: TransformContext) -> Checkpoint | ConvertedCheckpoint:
     return ConvertedCheckpoint(factory.checkpoint, factory.config, factory.dtype, context.on_transformers_model)
 
 
-def _find(
-    wanted: dict[str, list[str]],
-    buffers: list[str],
-    unread: set[str],
-    checkpoint: Checkpoint | ConvertedCheckpoint,
-    context: TransformContext,
-) -> dict[str, Source]:
-    """Return where each part is, under any name of a tied tensor; raise when the two sides differ.
-
-    The weights `unread` belong to the model, which does not run them (a decoder's cross attention). A persistent
-    buffer that the checkpoint lacks keeps its initial value, which is a fact.
-    """
-    available, rename = checkpoint.names(), _declared_renaming(context)
-    names = [*chain(*wanted.values()), *buffers, *unread]
-    matches = match_names(names, available, rename)
-    found = {part: Source((matches[name],)) for part, names in wanted.items() if (name := _first(names, matches))}
-    others = [part for part in wanted if part not in found]
-    found |= converted(others, available, _identifiers(context), rename)
-    if missing := [part for part in wanted if part not in found]:
-        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        raise OnboardError(f"the checkpoint has no {missing[0]}{more}", hint=_WRONG_MODEL)
-    used = {*matches.values(), *chain(*(source.names for source in found.values()))}
-    unused = {name: meta for name, meta in available.items() if name not in used}
-    if not isinstance(checkpoint, Checkpoint):
-        context.facts.extend(checkpoint.explain(unused, used))
-        unused = {}
-    unused, aside = set_aside(unused, rename, context.factory.eager_modules)
-    facts, wrong = explain_unused(unused, used, rename)
-    if wrong:
-        raise OnboardError(f"the model has no use for {wrong[0]} of the checkpoint ({len(wrong)})", hint=_WRONG_MODEL)
-    context.facts.extend([*aside, *facts])
-    context.facts.extend(f"the checkpoint has no {name}, a buffer" for name in buffers if name not in matches)
-    return found | {name: Source((matches[name],)) for name in buffers if name in matches}
-
-
-def _first(names: list[str], known: Container[str]) -> str | None:
-    return next((name for name in names if name in known), None)
-
-
-def _declared_renaming(context: TransformContext) -> Callable[[str], str]:
-    if context.factory.eager_modules:
-        return module_renaming(context.factory.hf_model())
-    return declared_renaming(_identifiers(context))
-
-
-def _identifiers(context: TransformContext) -> list[str]:
-    config = context.factory.config
-    return [*(config.architectures or []), config.model_type]
-
-
 def _read(
     checkpoint: Checkpoint | ConvertedCheckpoint, source: Source, target: torch.Tensor, device: torch.device | str
 ) -> None:
     tensor, name = source.of([checkpoint.read(name, device) for name in source.names]), source.names[0]
     if tensor.shape != target.shape:
         found, expected = list(tensor.shape), list(target.shape)
-        raise OnboardError(f"{name} is {found} in the checkpoint and {expected} in the model", hint=_WRONG_MODEL)
+        raise OnboardError(f"{name} is {found} in the checkpoint and {expected} in the model", hint=WRONG_MODEL)
     target.copy_(tensor)
     _check_finite(name, tensor, target)
 
