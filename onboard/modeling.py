@@ -165,9 +165,14 @@ def _added(table: dict[str, T], before: dict[str, T]) -> dict[str, T]:
     return {key: value for key, value in table.items() if before.get(key) is not value}
 
 
+def is_registered(config_class: str) -> bool:
+    """Whether a model class is registered for a config class."""
+    return config_class in _MODELS
+
+
 def registered_model(config_class: str) -> type[nn.Module]:
     """Return the model class registered for a config class."""
-    if config_class not in _MODELS:
+    if not is_registered(config_class):
         raise OnboardError(f"no generated model is registered for {config_class}", hint="Onboard the model first")
     return _MODELS[config_class]
 

@@ -152,6 +152,20 @@ class SweepDocument(Document):
     entries: list[dict[str, Any]]
 
 
+class ExportDocument(Document):
+    """`onboard export`."""
+
+    model: str
+    to: Literal["plain", "vllm-plugin"]
+    folder: str
+    """Absolute."""
+    package: str
+    files: list[str]
+    """Paths in the folder."""
+    provenance: dict[str, str]
+    """What the package's README says of the model and of what was proven."""
+
+
 class StatusDocument(Document):
     """`onboard status`."""
 
@@ -184,6 +198,7 @@ MODELS: dict[str, type[Document]] = {
     "bench": BenchDocument,
     "tune": TuneDocument,
     "sweep": SweepDocument,
+    "export": ExportDocument,
     "status": StatusDocument,
     "doctor": DoctorDocument,
     "check": CheckDocument,

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from onboard.cli import bench, check, demo, doctor, model, plan, registry, status, sweep, tune, verify
+from onboard.cli import bench, check, demo, doctor, export, model, plan, registry, status, sweep, tune, verify
 from onboard.cli import run as run_command
 from onboard.cli.group import DEFAULT, HELP, DefaultCommandGroup
 from onboard.cli.result import Result
@@ -32,6 +32,7 @@ app.command("plan")(plan.plan)
 app.command("bench")(bench.bench)
 app.command("tune")(tune.tune)
 app.command("sweep")(sweep.sweep)
+app.command("export")(export.export)
 app.add_typer(registry.app, name="registry")
 app.command("check")(check.check)
 app.command("status")(status.status)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-_COMMON = ("--line-length", "120", "--target-version", "py311", "--isolated", "--stdin-filename", "generated.py", "-")
+_STYLE = ("--line-length", "120", "--target-version", "py311", "--isolated")
 # Folders where the process happens to be are no packages: a folder `pytest` there must not move the import of pytest.
 _OWN_IMPORTS = ("--config", 'lint.isort.known-first-party = ["onboard"]', "--config", "src = []")
+_CHECK = ("check", "--fix", "--quiet", "--select", "I,F401,UP", *_OWN_IMPORTS)
+_FORMAT = ("format", "--quiet")
 _GAP_AFTER_SUPER = re.compile(r"^( +super\(\)\.__init__\(\)\n)\n+(?= )", re.MULTILINE)
 
 
@@ -18,14 +23,29 @@ def format_python(text: str) -> str:
     Raises:
         AssertionError: the text is not Python, which is a fault of the generator.
     """
-    fixed = _ruff(("check", "--fix", "--quiet", "--select", "I,F401,UP", *_OWN_IMPORTS), text)
+    fixed = _ruff(_CHECK, text)
     # Statements that were left out leave a gap.
-    return _ruff(("format", "--quiet"), _GAP_AFTER_SUPER.sub(r"\1", fixed))
+    return _ruff(_FORMAT, _GAP_AFTER_SUPER.sub(r"\1", fixed))
+
+
+def format_package(files: Mapping[str, str]) -> dict[str, str]:
+    """Return Python files, by path, formatted as `format_python` does, in one go: sooner than one after the other."""
+    with TemporaryDirectory() as folder:
+        for path, text in files.items():
+            target = Path(folder, path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        _run((*_CHECK, *_STYLE, "--no-cache", folder))
+        _run((*_FORMAT, *_STYLE, "--no-cache", folder))
+        return {path: Path(folder, path).read_text(encoding="utf-8") for path in files}
 
 
 def _ruff(command: tuple[str, ...], text: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "ruff", *command, *_COMMON], input=text, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"ruff {command[0]}: {done.stderr or done.stdout}"
+    return _run((*command, *_STYLE, "--stdin-filename", "generated.py", "-"), text)
+
+
+def _run(words: Sequence[str], text: str = "") -> str:
+    command = [sys.executable, "-m", "ruff", *words]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"ruff {words[0]}: {done.stderr or done.stdout}"
     return done.stdout

@@ -125,7 +125,7 @@ class ModelFactory:
 
         Parameters are not initialised on "meta"; elsewhere they have their module's own random initialisation.
         """
-        with _parameters_on(torch.device(device), self.dtype):
+        with parameters_on(torch.device(device), self.dtype):
             model = self._generated_model() if self.mode == "graph" else self._hf_model()
         return model.eval().requires_grad_(False)
 
@@ -166,7 +166,7 @@ class ModelFactory:
 
     def composite(self) -> Any:
         """Return transformers' own model, parameters on the meta device in the run's dtype, buffers with values."""
-        with _parameters_on(torch.device("meta"), self.dtype):
+        with parameters_on(torch.device("meta"), self.dtype):
             model = build_reference(self.config, dtype=self.dtype, attn_implementation="eager")
         return model.eval().requires_grad_(False)
 
@@ -243,7 +243,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def _parameters_on(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+def parameters_on(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Put parameters on `device` in `dtype` as soon as a module registers them; leave buffers alone.
 
     Freshly made CPU tensors have no pages of memory yet, so building a large model on "meta" costs neither memory

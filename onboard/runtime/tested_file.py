@@ -36,11 +36,15 @@ def why_untested(model_file: Path, root: Path | None) -> str | None:
 
 def passed_tests(model_file: Path, root: Path) -> set[str]:
     """Return the names, without parameters, of the tests that passed under `root` with the file as it is."""
+    return {test["name"].partition("[")[0] for test in passed_rows(model_file, root)}
+
+
+def passed_rows(model_file: Path, root: Path) -> list[dict[str, Any]]:
+    """Return what the test phases under `root` wrote of each test that passed with the file as it is."""
     if not model_file.is_file():
-        return set()
+        return []
     found = [record for record in _records(root) if _is_one_of(model_file, [record["model_file"]["sha256"]])]
-    tests = [test for record in found for test in record["tests"] if test["status"] == "passed"]
-    return {test["name"].partition("[")[0] for test in tests}
+    return [test for record in found for test in record["tests"] if test["status"] == "passed"]
 
 
 def why_not_run(entry: RegistryEntry, model_file: Path) -> str | None:

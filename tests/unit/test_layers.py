@@ -17,6 +17,7 @@ LAYERS = {
     "cli": 6,
     "workflow": 5,
     "bench": 5,
+    "standalone": 5,
     "analysis": 4,
     "codegen": 4,
     "agents": 4,

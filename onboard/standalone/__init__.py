@@ -1,0 +1,1 @@
+"""Model files that are used without this package: `onboard export`."""

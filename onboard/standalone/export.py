@@ -1,0 +1,43 @@
+"""`onboard export`: a proven model file as a package of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from onboard.standalone.package import write
+from onboard.standalone.plain import plain_export
+from onboard.standalone.subject import Subject, open_subject
+from onboard.standalone.vllm_plugin import vllm_export
+
+_KINDS: dict[str, Callable[[Subject], dict[str, str]]] = {"plain": plain_export, "vllm-plugin": vllm_export}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    package: str
+    """The name that it is imported by."""
+    files: list[str]
+    """Paths in the folder, sorted."""
+    provenance: dict[str, str]
+
+
+def export_model(
+    model: str, to: str, *, root: Path, out: Path | None = None, revision: str | None = None, force: bool = False
+) -> Exported:
+    """Write a model's package of kind `to` ("plain" or "vllm-plugin") to `out`, else `exported/<package>` of the root.
+
+    Raises:
+        OnboardError: the model's file is not one whose tests passed, or has something that this kind cannot hold.
+        UsageError: the folder is there and not empty, unless `force`.
+    """
+    subject = open_subject(model, root, revision)
+    files = _KINDS[to](subject)
+    package = next(path for path in sorted(files) if path.endswith("/loader.py")).partition("/")[0]
+    folder = (out or root / "exported" / package).expanduser().resolve()
+    write(files, folder, force=force)
+    return Exported(folder, package, sorted(files), subject.provenance())

@@ -1,0 +1,3 @@
+"""The configuration is made by the test."""
+
+VllmConfig = object
