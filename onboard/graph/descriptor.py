@@ -151,7 +151,7 @@ class AttentionDescriptor(CachedOpDescriptor):
 class StateDescriptor(CachedOpDescriptor):
     """A recurrence whose arguments are tensors first and constants after them, as in its cached operator."""
 
-    metadata = STATE_METADATA_NAMES
+    metadata: ClassVar[tuple[str, ...]] = STATE_METADATA_NAMES
 
     def kernel_obstacle(self, node: fx.Node) -> str:
         """Return why kernels cannot serve the dtype of the first tensor, or this GPU; "" when they can."""

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from onboard.codegen.format import format_python
 from onboard.codegen.render import render
@@ -32,7 +33,7 @@ def bundled(model_text: str) -> Bundle:
     return bundle
 
 
-def project(subject: Subject, kind: str, name: str, files: Mapping[str, str], **values: object) -> dict[str, str]:
+def project(subject: Subject, kind: str, name: str, files: Mapping[str, str], **values: Any) -> dict[str, str]:
     """Return all files of an export by path: `files` of the package, and those around it from the kind's templates."""
     packages = foreign_packages({path: text for path, text in files.items() if path.endswith(".py")})
     values |= {"package": name, "subject": subject, "provenance": subject.provenance()}
