@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
 from onboard.graph.cache import CacheResource, KVPagedResource
-from onboard.graph.descriptor import StateDescriptor, tensor_argument
+from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
 from onboard.graph.insert_cached import InsertCached
 from onboard.graph.transform import register_transform
 
 
-class ResidualAddDescriptor(StateDescriptor):
+class ResidualAddDescriptor(CachedOpDescriptor):
     """The sum that ends a layer; the same operators serve it on every device."""
 
     source = torch.ops.onboard.torch_residual_add
     cached_names: ClassVar[Mapping[str, str]] = dict.fromkeys(("torch", "triton"), "torch_cached_residual_add")
     num_tensors = 2
     metadata = ("slot_mapping",)
-
-    def kernel_obstacle(self, node: fx.Node) -> str:
-        """Nothing is in the way of operators that are torch's own."""
-        return ""
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return one cache: the sum of each token, in its own dtype, where the token's keys lie.
@@ -33,6 +29,10 @@ class ResidualAddDescriptor(StateDescriptor):
         """
         value = tensor_argument(node, 0).meta["val"]
         return {"hidden_cache": KVPagedResource(1, int(value.shape[-1]), value.dtype, page_size)}
+
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return nothing: a sum has none."""
+        return ()
 
 
 @register_transform("insert_cached_residual_add")
