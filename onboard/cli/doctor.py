@@ -73,11 +73,12 @@ def _hardware() -> Iterator[tuple[str, str]]:
 
 
 def _transforms() -> Iterator[tuple[str, str]]:
-    from onboard.graph.planned import listing
+    from onboard.graph.planned import by_reason
     from onboard.graph.transform import transform_keys
 
     yield "transforms", f"{len(transform_keys())}, see transforms/default.yaml"
-    yield "not there yet", listing()
+    for reason, keys in by_reason().items():
+        yield f"waits for {reason}", ", ".join(keys)
 
 
 def _hub() -> Iterator[tuple[str, str]]:

@@ -80,8 +80,7 @@ def check_planned(named: Mapping[str, Mapping[str, Any]]) -> None:
             )
 
 
-def listing() -> str:
-    """Return all keys in one line, by what they wait for."""
+def by_reason() -> dict[str, list[str]]:
+    """Return all keys by what they wait for."""
     reasons = dict.fromkeys(each.waits_for for each in PLANNED.values())
-    groups = ((reason, [key for key, each in PLANNED.items() if each.waits_for == reason]) for reason in reasons)
-    return "; ".join(f"{reason}: {', '.join(keys)}" for reason, keys in groups)
+    return {reason: [key for key, each in PLANNED.items() if each.waits_for == reason] for reason in reasons}
