@@ -19,14 +19,19 @@ $(VENV)/.done: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e '.[dev]'
 	touch $@
 
+$(VENV)/.browser: $(VENV)/.done
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e '.[browser]'
+	touch $@
+
 demo: setup
 	$(BIN)/onboard demo --root workspace
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not exhaustive" tests
 
-# As `test`, with every mutant and every case of the long searches: an hour and more.
-test-all: setup
+# As `test`, with every mutant and every case of the long searches, and pages in a headless Chromium: the system's
+# (`apt-get install chromium`), or what `playwright install chromium` brings. An hour and more.
+test-all: $(VENV)/.browser
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q tests
 
 lint: setup
