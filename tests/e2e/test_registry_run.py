@@ -1,4 +1,4 @@
-"""`onboard registry run` over three tiny entries: killed in the middle, resumed, and the matrix from its rows."""
+"""`onboard registry run` over ten tiny entries: killed in the middle, resumed, two at once; matrix from its rows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from checkpoints import save_checkpoint
 from onboard import registry
 from onboard.registry import RegistryEntry, load_entries, models_path
 from onboard.registry_text import insert_entry
-from onboard.workflow.phases.matrix import matrix_path
-from onboard.workflow.results import load_results
+from onboard.workflow.phases.matrix import empty_matrix, matrix_path, refreshed
+from onboard.workflow.results import Result, load_results
 
 pytestmark = pytest.mark.exhaustive
 MODELS = Path(__file__).parents[1] / "unit" / "runtime" / "models"
-NAMES = ("fox", "hare", "owl")
+NAMES = ("bear", "crow", "deer", "fox", "hare", "lynx", "mole", "newt", "otter", "owl")
 
 
 def _start(root: Path, *words: str) -> subprocess.Popen[str]:
@@ -39,7 +39,7 @@ def _finish(process: subprocess.Popen[str]) -> str:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A root in which three checkpoints are registered and none was run."""
+    """A root in which ten checkpoints are registered and none was run."""
     folder, text = tmp_path / "root", registry.HEADER
     shutil.copytree(MODELS, folder / "models")
     (folder / "registry" / "configs").mkdir(parents=True)
@@ -52,26 +52,42 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-def test_killed_and_resumed_with_rows_matrix_and_verdicts(root: Path) -> None:
-    first = _start(root, "registry", "run", "--jobs", "1")
+def _kill_with(number: int, root: Path, more: int) -> list[Result]:
+    """Run until there are `more` rows and end it with a signal; return the rows, of which none was lost or changed."""
+    before, process = load_results(root), _start(root, "registry", "run", "--jobs", "1")
     deadline = time.monotonic() + 600
-    while not load_results(root) and time.monotonic() < deadline:
+    while len(load_results(root)) < len(before) + more and time.monotonic() < deadline:
         time.sleep(0.1)
-    first.send_signal(signal.SIGKILL)
-    first.communicate()
-    before = load_results(root)
-    assert 1 <= len(before) < len(NAMES)
-    rows = json.loads(_finish(_start(root, "registry", "run", "--jobs", "2", "--json")))
-    assert {row["name"] for row in rows} == set(NAMES) - {row.name for row in before}
+    process.send_signal(number)
+    process.communicate()
+    assert process.returncode == -number
+    after = load_results(root)
+    assert len(after) >= len(before) + more
+    assert [row for row in after if row in before] == before
+    return after
+
+
+def test_killed_and_resumed_with_rows_matrix_and_verdicts(root: Path) -> None:
+    _kill_with(signal.SIGKILL, root, 1)
+    before = _kill_with(signal.SIGTERM, root, 2)
+    assert len(before) < len(NAMES)
+    two = [_start(root, "registry", "run", "--jobs", "1", "--json") for _ in range(2)]
+    said = [row for process in two for row in json.loads(_finish(process))]
+    assert {row["name"] for row in said} == set(NAMES) - {row.name for row in before}
     results = load_results(root)
+    assert [row.name for row in results] == sorted(NAMES), "none is lost, none is double"
     assert before == [row for row in results if row.name in {each.name for each in before}], "they were left alone"
     for row in results:
         assert (row.status, row.device, row.dtype, row.layers) == ("passed", "cpu", "float32", None)
         assert row.tokens_per_second
         assert row.peak_memory_bytes
-        assert row.features["batched_decode"] == "Yes"
-        assert f"| {row.name} | Untested | Yes |" in matrix_path(root).read_text()
-    assert {entry.status for entry in load_entries(root)} == {"passed"}
+        assert (row.features["batched_decode"], row.features["prefix_reuse"]) == ("Yes", "Yes")
+    matrix = empty_matrix()
+    for entry in load_entries(root):
+        matrix = refreshed(matrix, entry, [row for row in results if row.name == entry.name])
+        assert entry.status == "passed"
+    assert matrix_path(root).read_text() == matrix
+    assert all(f"| {name} | Untested | Yes | Untested | Yes |" in matrix for name in NAMES)
     _changed(root)
 
 
