@@ -38,7 +38,10 @@ def _beside(node: fx.Node) -> list[fx.Node]:
 def _split(gm: fx.GraphModule, node: fx.Node) -> None:
     values = arguments(node)
     total = insert_call(gm, node, torch.ops.aten.add.Tensor, values["x"], values["residual"], like=node)
-    normed = insert_call(gm, node, _PAIRS[node.target], total, values["weight"], values["eps"], like=node)
+    normalised = total
+    if values["dtype"] is not None:
+        normalised = insert_call(gm, node, torch.ops.aten.to.dtype, total, values["dtype"], like=node)
+    normed = insert_call(gm, node, _PAIRS[node.target], normalised, values["weight"], values["eps"], like=node)
     for part in list(node.users):
         assert is_op(part, operator.getitem)
         replace_with(part, normed if part.args[1] == 0 else total)

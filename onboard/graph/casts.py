@@ -1,17 +1,26 @@
-"""Casts that change nothing observable."""
+"""Changes of dtype."""
 
 from __future__ import annotations
+
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
 
-from onboard.graph.fx import arguments, nodes_of, replace_with
+from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
 
 _CASTS = (
     torch.ops.aten.to.dtype,
     torch.ops.aten._to_copy.default,
     torch.ops.prims.convert_element_type.default,
 )
+
+
+def is_cast(node: Any) -> TypeGuard[fx.Node]:
+    """Whether a node is a copy that changes nothing but the dtype."""
+    if not is_op(node, torch.ops.aten.to.dtype, torch.ops.aten._to_copy) or len(node.args) > 2:
+        return False
+    return not {key for key, value in node.kwargs.items() if value is not None} - {"dtype"}
 
 
 def remove_identity_casts(gm: fx.GraphModule) -> int:

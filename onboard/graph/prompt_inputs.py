@@ -20,12 +20,6 @@ EMBEDS, COS, SIN, BLOCKS = "given_embeds", "given_cos", "given_sin", "attention_
 GIVEN, TURNED = "is_given", "has_tables"
 """Inputs of such a graph: rows [1, tokens, size], blocks [tokens] int32, and of which tokens the embeddings, or cos and
 sin, count, [1, tokens] bool."""
-_ROPES = (
-    "torch_rope_with_explicit_cos_sin",
-    "torch_rope_with_qk_interleaving",
-    "torch_rope_cached",
-    "triton_rope_cached",
-)
 _SUMS = (
     "torch_fused_add_rmsnorm",
     "torch_fused_add_wide_rmsnorm",
@@ -91,8 +85,9 @@ def _calls(gm: fx.GraphModule, names: Sequence[str]) -> list[fx.Node]:
 
 
 def _tables(gm: fx.GraphModule) -> tuple[fx.Node, fx.Node]:
-    """Return the cos and the sin that all rotations read."""
-    found = {(arguments(node)["cos"], arguments(node)["sin"]) for node in _calls(gm, _ROPES)}
+    """Return the cos and the sin that all rotations read, whichever of our own ops they are."""
+    rotations = [arguments(node) for node in gm.graph.nodes if "_rope_" in f"{op_name(node)}_"]
+    found = {(values["cos"], values["sin"]) for values in rotations if "cos" in values}
     if len(found) != 1:
         raise OnboardError(
             f"positions along several axes need one rotary table, and the graph has {len(found)}",
@@ -130,12 +125,10 @@ def _add_behind(gm: fx.GraphModule, layer: str) -> None:
 
 def _add_to_pair(gm: fx.GraphModule, pair: fx.Node, layer: str) -> None:
     """The layer's last sum and the next norm are one op: it adds the rows to that sum instead."""
-    first, second = pair.args[:2]
-    assert isinstance(first, fx.Node)
     with gm.graph.inserting_before(pair):
-        total = gm.graph.call_function(torch.ops.aten.add.Tensor, (first, second))
-    total.meta["val"] = first.meta["val"]
-    pair.args = (total, _rows(gm, first, name_of_added(layer)), *pair.args[2:])
+        total = gm.graph.call_function(torch.ops.aten.add.Tensor, pair.args[:2])
+    total.meta["val"] = pair.meta["val"][1]
+    pair.args = (total, _rows(gm, total, name_of_added(layer)), *pair.args[2:])
 
 
 def _add_to(gm: fx.GraphModule, end: fx.Node, layer: str) -> None:

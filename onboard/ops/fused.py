@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -12,19 +13,23 @@ from onboard.ops.rope import torch_rope_with_explicit_cos_sin
 
 
 @register_op()
-def torch_fused_add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Residual addition and RMSNorm.
+def torch_fused_add_rmsnorm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Residual addition and RMSNorm, with or without a cast between them.
 
     Args:
-        x, residual: [..., size], same dtype.
+        x, residual: [..., size].
         weight: [size].
         eps: added to the mean square.
+        dtype: what the sum is cast to before it is normalised; None: it is not.
 
     Returns:
-        The normalised sum (dtype as `torch_rmsnorm`) and the sum, rounded to x's dtype before it is normalised.
+        The normalised sum (dtype as `torch_rmsnorm`) and the sum as it is before the cast, in the promoted dtype of x
+        and residual, to which it is rounded first.
     """
     total = x + residual
-    return torch_rmsnorm(total, weight, eps), total
+    return torch_rmsnorm(total if dtype is None else total.to(dtype), weight, eps), total
 
 
 @register_op()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from onboard.ops.library import register_op
@@ -24,16 +25,9 @@ def torch_wide_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @register_op()
-def torch_fused_add_wide_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Residual addition and `torch_wide_rmsnorm`.
-
-    Args:
-        x, residual: [..., size], same dtype.
-        weight: [size].
-        eps: added to the mean square.
-
-    Returns:
-        The normalised sum and the sum, rounded to x's dtype before it is normalised.
-    """
+def torch_fused_add_wide_rmsnorm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Residual addition and `torch_wide_rmsnorm`; arguments and results as in `torch_fused_add_rmsnorm`."""
     total = x + residual
-    return torch_wide_rmsnorm(total, weight, eps), total
+    return torch_wide_rmsnorm(total if dtype is None else total.to(dtype), weight, eps), total

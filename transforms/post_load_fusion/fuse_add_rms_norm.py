@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import fx, nn
 
 from onboard.graph.backends import fused_op
-from onboard.graph.casts import remove_identity_casts
+from onboard.graph.casts import is_cast, remove_identity_casts
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import Target, arguments, is_op, nodes_of, replace_with
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
@@ -17,11 +18,27 @@ from onboard.graph.values import insert_call
 from onboard.ops import has_triton
 
 _BACKENDS = ("torch", "triton") if has_triton() else ("torch",)
+_KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class _Sum(NamedTuple):
+    """An addition that a norm normalises, behind a change of dtype or as it is."""
+
+    total: fx.Node
+    cast: fx.Node | None
+
+    @property
+    def readers(self) -> set[fx.Node]:
+        """The nodes that read the sum in either dtype."""
+        return {*self.total.users, *(self.cast.users if self.cast else ())} - {self.cast}
 
 
 @register_transform("fuse_add_rms_norm")
 class FuseAddRMSNorm(BaseTransform[TransformConfig]):
-    """Replace `total = x + residual; rmsnorm(total)` by an op that returns both, on the norm's own back end."""
+    """Replace `total = x + residual; rmsnorm(total)` by an op that returns both, on the norm's own back end.
+
+    The sum may be cast before it is normalised, as in models that keep it in float32.
+    """
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match for each pair; it needs the shapes of what is added."""
@@ -30,33 +47,38 @@ class FuseAddRMSNorm(BaseTransform[TransformConfig]):
         matches = 0
         for backend, name in product(_BACKENDS, ("rmsnorm", "wide_rmsnorm")):
             for norm in nodes_of(gm, fused_op(backend, name)):
-                if (total := _residual_sum(norm)) is not None:
-                    _fuse(gm, norm, total, fused_op(backend, f"fused_add_{name}"))
+                if (found := _residual_sum(norm)) is not None:
+                    _fuse(gm, norm, found, fused_op(backend, f"fused_add_{name}"))
                     matches += 1
         return gm, TransformInfo(num_matches=matches, is_clean=not (matches or casts), has_valid_shapes=True)
 
 
-def _residual_sum(norm: fx.Node) -> fx.Node | None:
-    """Return the addition that a norm normalises, when its operands are alike and nothing reads it before the norm."""
-    total = arguments(norm)["input"]
-    if not is_op(total, torch.ops.aten.add.Tensor) or total.kwargs.get("alpha", 1) != 1:
+def _residual_sum(norm: fx.Node) -> _Sum | None:
+    """Return the sum that a norm normalises, when nothing is broadcast in it and nothing reads it before the norm."""
+    source = arguments(norm)["input"]
+    found = _Sum(source.all_input_nodes[0], source) if is_cast(source) else _Sum(source, None)
+    if not is_op(found.total, torch.ops.aten.add.Tensor) or found.total.kwargs.get("alpha", 1) != 1:
         return None
-    alike = all(_like(operand, total) for operand in total.args)
-    return total if alike and all(norm <= user for user in total.users) else None
+    if not all(_fits(operand, found.total) for operand in found.total.args):
+        return None
+    return found if all(norm <= reader for reader in found.readers) else None
 
 
-def _like(operand: object, total: fx.Node) -> bool:
-    """Whether an operand has the shape and dtype of the sum: no broadcasting, no promotion."""
+def _fits(operand: object, total: fx.Node) -> bool:
+    """Whether an operand has the shape of the sum, and its dtype or one of those that kernels add in float32."""
     value, expected = operand.meta.get("val") if isinstance(operand, fx.Node) else None, total.meta.get("val")
-    if value is None or expected is None:
+    if value is None or expected is None or value.shape != expected.shape:
         return False
-    return bool(value.dtype == expected.dtype and value.shape == expected.shape)
+    return value.dtype == expected.dtype or (value.dtype in _KERNEL_DTYPES and expected.dtype in _KERNEL_DTYPES)
 
 
-def _fuse(gm: fx.GraphModule, norm: fx.Node, total: fx.Node, op: Target) -> None:
-    values = arguments(norm)
-    pair = insert_call(gm, norm, op, *total.args, values["weight"], values["eps"], like=norm)
+def _fuse(gm: fx.GraphModule, norm: fx.Node, found: _Sum, op: Target) -> None:
+    total, cast = found
+    values, dtype = arguments(norm), () if cast is None else (cast.meta["val"].dtype,)
+    pair = insert_call(gm, norm, op, *total.args, values["weight"], values["eps"], *dtype, like=norm)
     normed = insert_call(gm, norm, operator.getitem, pair, 0, like=norm)
     both = insert_call(gm, norm, operator.getitem, pair, 1, like=total)
     replace_with(norm, normed)
+    if cast is not None:
+        both.append(cast)  # for its other readers; without any it is dead
     replace_with(total, both)

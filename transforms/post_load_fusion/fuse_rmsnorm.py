@@ -9,6 +9,7 @@ from torch import fx, nn
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import Backend, choose_backend, fused_op
+from onboard.graph.casts import is_cast
 from onboard.graph.constants import fold_constant
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, is_op, nodes_of, only_user, replace_with
@@ -23,7 +24,7 @@ class FuseRMSNormConfig(TransformConfig):
 
     rmsnorm_backend: Backend = "flashinfer"
     gated_rmsnorm_backend: Literal["triton"] = "triton"
-    """Of norms with a gate; where it does not run, torch takes its place."""
+    """Of norms with a gate; where it does not run, they stay as they are, which is a fact."""
 
 
 @register_transform("fuse_rmsnorm")
@@ -54,11 +55,12 @@ class FuseRMSNorm(BaseTransform[FuseRMSNormConfig]):
     def _fuse_gated(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Use the kernel for norms with a gate, a cast behind one included; return how many."""
         norms = nodes_of(gm, torch.ops.onboard.torch_rmsnorm_gated)
-        if not norms or choose_backend("auto", context, self.key) != self.config.gated_rmsnorm_backend:
+        wanted = self.config.gated_rmsnorm_backend
+        if not norms or choose_backend(wanted, context, f"{self.key}, norms with a gate") != wanted:
             return 0
         for norm in norms:
             cast = only_user(norm)
-            last = cast if cast is not None and _is_cast(cast) else norm
+            last = cast if is_cast(cast) else norm
             values = [*arguments(norm).values(), last.meta["val"].dtype]
             new = insert_call(gm, last, fused_op("triton", "fused_rmsnorm_gated"), *values, like=norm)
             replace_with(last, new)
@@ -69,18 +71,12 @@ def _widen(gm: fx.GraphModule, norm: fx.Node, backend: str) -> bool:
     """Replace a norm between a cast to float32 and a cast back by one that reads and writes 16 bits."""
     values, last = arguments(norm), only_user(norm)
     first = values["input"]
-    if last is None or not _is_cast(first) or not (_is_cast(last) or is_op(last, aten.type_as)):
+    if last is None or not is_cast(first) or not (is_cast(last) or is_op(last, aten.type_as)):
         return False
-    source = first.args[0]
+    (source,) = first.all_input_nodes
     dtypes = [node.meta["val"].dtype for node in (source, first, norm, last)]
     if dtypes[0] not in (torch.float16, torch.bfloat16) or dtypes[1:] != [torch.float32, torch.float32, dtypes[0]]:
         return False
     op = fused_op(backend, "wide_rmsnorm")
     replace_with(last, insert_call(gm, last, op, source, values["weight"], values["eps"], like=norm))
     return True
-
-
-def _is_cast(node: fx.Node) -> bool:
-    """Whether a node is a copy that changes nothing but the dtype."""
-    options = {key: value for key, value in node.kwargs.items() if value is not None}
-    return is_op(node, aten.to.dtype, aten._to_copy) and not options.keys() - {"dtype"} and len(node.args) <= 2

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from onboard.ops.library import register_op
-from onboard.ops.triton.launch import last_contiguous, overlaps, power_of_two, require_device
+from onboard.ops.triton.launch import TYPES, last_contiguous, overlaps, power_of_two, require_device
 from onboard.ops.triton.overlap import wait_for_inputs
 
 ELEMENTS = 1024
@@ -21,9 +21,9 @@ ELEMENTS = 1024
 def _rmsnorm_kernel(
     out_ptr, total_ptr, x_ptr, residual_ptr, weight_ptr, rows, inner, stride_outer, stride_inner, eps,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, WIDE: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    DTYPE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Normalise ROWS rows of x; row r lies at (r // inner) * stride_outer + (r % inner) * stride_inner."""
+    """Normalise ROWS rows of x in DTYPE; row r lies at (r // inner) * stride_outer + (r % inner) * stride_inner."""
     wait_for_inputs(OVERLAP)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -33,18 +33,18 @@ def _rmsnorm_kernel(
     packed = row[:, None] * SIZE + column[None, :]
     if HAS_RESIDUAL:
         total = x.to(tl.float32) + tl.load(residual_ptr + packed, mask=inside, other=0.0).to(tl.float32)
-        x = total.to(x_ptr.dtype.element_ty)  # the sum is rounded before it is normalised, as in separate steps
+        x = total.to(total_ptr.dtype.element_ty)  # the sum is rounded before it is normalised, as in separate steps
         tl.store(total_ptr + packed, x, mask=inside)
-    values = x.to(tl.float32)
+    values = x.to(DTYPE).to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 1) / SIZE + eps)
     normed = values * scale[:, None]
     if not WIDE:
-        normed = normed.to(x_ptr.dtype.element_ty).to(tl.float32)
+        normed = normed.to(DTYPE).to(tl.float32)
     weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)
     tl.store(out_ptr + packed, (normed * weight[None, :]).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def _as_rows(x: Tensor) -> Tensor:
+def as_rows(x: Tensor) -> Tensor:
     """View x as [outer, inner, size]; heads that are cut out of a wider projection need no copy."""
     x = last_contiguous(x)
     if x.dim() > 2:
@@ -53,9 +53,20 @@ def _as_rows(x: Tensor) -> Tensor:
 
 
 def launch(
-    out: Tensor, total: Tensor | None, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, wide: bool
+    out: Tensor,
+    total: Tensor | None,
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    *,
+    dtype: torch.dtype,
+    wide: bool,
 ) -> None:
-    """Normalise x, or the sum of x and the residual, which is then written to `total`; `wide`: see `wide_norm`."""
+    """Normalise x, or the sum of x and the residual, which is then written to `total`, in a dtype.
+
+    `wide`: see `wide_norm`.
+    """
     require_device(x)
     size = x.shape[-1]
     rows = x.numel() // size
@@ -63,37 +74,43 @@ def launch(
         return
     block = power_of_two(size)
     rows_each = max(1, ELEMENTS // block)
-    x = _as_rows(x)
+    x = as_rows(x)
     _rmsnorm_kernel[(triton.cdiv(rows, rows_each),)](
         out, total, x, residual, weight.contiguous(), rows, x.shape[1], x.stride(0), x.stride(1), eps,
         SIZE=size, BLOCK=block, ROWS=rows_each, HAS_RESIDUAL=residual is not None, WIDE=wide,
-        num_warps=min(16, max(1, block * rows_each // 512)), **overlaps(x.device),
+        DTYPE=TYPES[dtype], num_warps=min(16, max(1, block * rows_each // 512)), **overlaps(x.device),
     )  # fmt: skip
 
 
-def _normed_like(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype))
-
-
 def _fake_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _normed_like(input, weight)
+    return input.new_empty(input.shape, dtype=torch.promote_types(input.dtype, weight.dtype))
 
 
-def _fake_fused_add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return _normed_like(x, weight), x.new_empty(x.shape)
+def total_like(x: Tensor, residual: Tensor) -> Tensor:
+    """Return an empty sum of two tensors of one shape."""
+    return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype))
+
+
+def _fake_fused_add_rmsnorm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    total = total_like(x, residual)
+    return total.new_empty(x.shape, dtype=torch.promote_types(dtype or total.dtype, weight.dtype)), total
 
 
 @register_op(_fake_rmsnorm)
 def triton_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`torch_rmsnorm` as one kernel."""
-    out = _normed_like(input, weight)
-    launch(out, None, input, None, weight, eps, wide=False)
+    out = _fake_rmsnorm(input, weight, eps)
+    launch(out, None, input, None, weight, eps, dtype=input.dtype, wide=False)
     return out
 
 
 @register_op(_fake_fused_add_rmsnorm)
-def triton_fused_add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def triton_fused_add_rmsnorm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
     """`torch_fused_add_rmsnorm` as one kernel."""
-    out, total = _normed_like(x, weight), x.new_empty(x.shape)
-    launch(out, total, x, residual.contiguous(), weight, eps, wide=False)
+    out, total = _fake_fused_add_rmsnorm(x, residual, weight, eps, dtype)
+    launch(out, total, x, residual.contiguous(), weight, eps, dtype=dtype or total.dtype, wide=False)
     return out, total

@@ -150,6 +150,90 @@ def test_a_weight_that_depends_on_the_input_is_not_folded():
     assert rmse(gm(x), expected) <= 1e-6
 
 
+class Wide(nn.Module):
+    """A residual stream in float32 over layers of 16 bits, as with `residual_in_fp32`; its casts may be read twice."""
+
+    def __init__(self, dtype: torch.dtype, second_reader: bool = True) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(Norm() for _ in range(3))
+        self.dtype, self.second_reader = dtype, second_reader
+
+    def forward(self, x):
+        total = x.to(self.dtype)
+        for norm in self.norms:
+            low = total.to(self.dtype)
+            normed = torch.ops.onboard.torch_rmsnorm(low, norm.weight.to(self.dtype), 1e-5)
+            mixed = normed.tanh() + low if self.second_reader else normed.tanh()
+            total = total.to(torch.float32) + mixed
+        return total
+
+
+def exact_wide(model: Wide, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Compute what `Wide` computes in float64, rounding where it does: a cast, the norm's result, the mixture."""
+    total = x.to(dtype).double()
+    for norm in model.norms:
+        low, weight = total.to(dtype).double(), norm.weight.to(dtype).double()
+        normed = (low * (low.square().mean(-1, keepdim=True) + 1e-5).rsqrt()).to(dtype).double() * weight
+        mixed = normed.to(dtype).double().tanh().to(dtype).double()
+        mixed = (mixed + low).to(dtype).double() if model.second_reader else mixed
+        total = (total + mixed).float().double()
+    return total
+
+
+WIDE = [(torch.bfloat16, True, 1e-2), (torch.bfloat16, False, 1e-2), (torch.float16, True, 1e-3)]
+
+
+@pytest.mark.parametrize(("dtype", "second_reader", "limit"), WIDE)
+def test_a_sum_that_is_cast_joins_its_norm(dtype, second_reader, limit):
+    model = Wide(dtype, second_reader)
+    model.load_state_dict(random_state(model, random.randrange(10**6)))
+    gm, _, _ = apply("cleanup_input_constraints", exported(model, 2, 3, 8, device="cpu"))
+    x = torch.randn(2, 5, 8)
+    before = gm(x)
+    gm, _, _ = apply("fuse_rmsnorm", gm, rmsnorm_backend="torch")
+    gm, info, _ = apply("fuse_add_rms_norm", gm)
+    assert info.num_matches == 2, "the first norm has no sum before it"
+    assert targets(gm).count("onboard.torch_fused_add_rmsnorm.default") == 2
+    assert torch.equal(gm(x), before), "fusing on the torch back end rounds nothing else"
+    assert rmse(gm(x).double(), exact_wide(model, x, dtype)) <= limit
+
+
+class ReadEarly(nn.Module):
+    """A sum whose cast is read before its norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        low = (x + x.tanh()).bfloat16()
+        early = self.weight * low.sin().sum(-1, keepdim=True)
+        return torch.ops.onboard.torch_rmsnorm(low, early[0, 0], 1e-5)
+
+
+def test_a_cast_that_is_read_before_the_norm_stays():
+    gm, _, _ = apply("cleanup_input_constraints", exported(ReadEarly(), 2, 3, 8, device="cpu"))
+    _, info, _ = apply("fuse_add_rms_norm", gm)
+    assert info.num_matches == 0
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        return torch.ops.onboard.torch_rmsnorm_gated(x, self.weight, x.tanh(), 1e-5, 8)
+
+
+def test_a_gated_norm_without_its_back_end_is_a_fact():
+    gm, info, context = apply("fuse_rmsnorm", exported(Gated(), 2, 3, 8, device="cpu"), rmsnorm_backend="auto")
+    assert info.num_matches == 0
+    assert context.facts == ["fuse_rmsnorm, norms with a gate: back end triton is not available here, torch is used"]
+    gm, _, context = apply("fuse_rmsnorm", _case(Residual())[0], rmsnorm_backend="auto")
+    assert context.facts == [], "there is no gated norm"
+
+
 class Sandwich(nn.Module):
     """A norm between casts, as models with weights around zero write it, in a residual stream of 16 bits."""
 
