@@ -87,7 +87,7 @@ _RECURRENCES = ("causal_conv", "cached_causal_conv", "ssm", "cached_ssm", "repla
                 "cached_delta_rule", "kda", "lightning", "linear_recurrence", "mlstm", "token_shift", "wkv",
                 "state")  # fmt: skip
 _LAYERS = ("activation", "norm", "wide_norm", "rope", "linear", "moe", "router", "fused_moe", "fused",
-           "fused_gated_norm", "gather")  # fmt: skip
+           "fused_gated_norm", "fused_gdn_gating", "fused_rope", "gather")  # fmt: skip
 
 
 def _ops(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ AREAS = {
             _ops(_LAYERS),
             ("ops/test_op_norm.py", "ops/test_op_rope.py", "ops/test_op_linear.py", "ops/test_op_moe.py",
              "ops/test_op_mixers.py", "graph/test_gather_logits.py", "graph/test_fuse_rmsnorm.py",
-             "graph/test_fuse_silu_mul.py", "graph/test_fuse_moe.py"),
+             "graph/test_fuse_silu_mul.py", "graph/test_fuse_gdn_gating.py", "graph/test_fuse_moe.py"),
         ),
         Area(
             "sampling",
@@ -166,7 +166,8 @@ AREAS = {
             "fusions",
             ("transforms/post_load_fusion/*.py", "transforms/post_export/*.py"),
             ("graph/test_cleanup_graph.py", "graph/test_fuse_rmsnorm.py", "graph/test_fuse_silu_mul.py",
-             "graph/test_gather_logits.py", "graph/test_fuse_models.py", "graph/test_fold_constants.py"),
+             "graph/test_fuse_gdn_gating.py", "graph/test_fuse_l2norm.py", "graph/test_gather_logits.py",
+             "graph/test_fuse_models.py", "graph/test_fold_constants.py"),
         ),
         Area(
             "kernels in graphs",

@@ -38,8 +38,9 @@
 | `torch_replayed_ssm` | `replayed_ssm.py` |
 | `torch_cached_gated_delta_rule`, `torch_cached_delta_rule` | `cached_delta_rule.py` |
 | `fla_cached_gated_delta_rule` | `fla_delta_rule.py` |
-| `torch_fused_add_rmsnorm`, `torch_silu_and_mul`, `torch_fused_swiglu_mlp` | `fused.py` |
-| `torch_rope_cached`, `torch_norm_rope`, `torch_fused_linear` | `fused.py` |
+| `torch_fused_add_rmsnorm`, `torch_silu_and_mul`, `torch_fused_swiglu_mlp`, `torch_fused_linear` | `fused.py` |
+| `torch_rope_cached`, `torch_norm_rope`, `torch_rope_deinterleaved`, `torch_rope_pairs` | `fused_rope.py` |
+| `torch_fused_gdn_gating` | `fused_gdn_gating.py` |
 | `torch_fused_rmsnorm_gated` | `fused_gated_norm.py` |
 | `torch_wide_rmsnorm`, `torch_fused_add_wide_rmsnorm` | `wide_norm.py` |
 | `torch_moe_fused` | `fused_moe.py` |
@@ -54,7 +55,9 @@
 | `triton_rmsnorm`, `triton_fused_add_rmsnorm` | `triton/rmsnorm.py` |
 | `triton_wide_rmsnorm`, `triton_fused_add_wide_rmsnorm` | `triton/wide_norm.py` |
 | `triton_silu_and_mul` | `triton/silu_mul.py` |
-| `triton_rope_cached`, `triton_norm_rope` | `triton/rope.py` |
+| `triton_rope_cached`, `triton_norm_rope`, `triton_rope_deinterleaved`, `triton_rope_pairs` | `triton/rope.py` |
+| `triton_l2norm` | `triton/l2norm.py` |
+| `triton_fused_gdn_gating` | `triton/gdn_gating.py` |
 | `triton_fused_swiglu_mlp` | `triton/swiglu.py` |
 | `triton_fused_rmsnorm_gated` | `triton/rmsnorm_gated.py` |
 | `triton_moe_fused`, `invariant_moe_fused` | `triton/moe.py` |
@@ -88,7 +91,9 @@ _PUT_IN_BY_TRANSFORMS = tuple(
     for name in (
         "fused",
         "fused_gated_norm",
+        "fused_gdn_gating",
         "fused_moe",
+        "fused_rope",
         "gather",
         "pointwise_op",
         "residual_add",

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 from onboard.ops.activation import activation_function
 from onboard.ops.library import register_op
 from onboard.ops.norm import torch_rmsnorm
-from onboard.ops.rope import torch_rope_with_explicit_cos_sin
 
 
 @register_op()
@@ -45,38 +44,6 @@ def torch_silu_and_mul(x: Tensor, activation: str = "silu") -> Tensor:
     """
     gate, up = x.chunk(2, dim=-1)
     return activation_function(activation)(gate) * up
-
-
-@register_op()
-def torch_rope_cached(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Half rotation of q and k in layout bsnd.
-
-    Args:
-        q, k: [batch, sequence, heads, head_dim]; the numbers of heads may differ.
-        cos, sin: [batch, sequence, size], size <= head_dim.
-
-    Returns:
-        q and k rotated, shapes and dtypes unchanged.
-    """
-    return torch_rope_with_explicit_cos_sin(q, k, cos, sin, 2)
-
-
-@register_op()
-def torch_norm_rope(
-    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, cos: Tensor, sin: Tensor
-) -> tuple[Tensor, Tensor]:
-    """RMSNorm of each head of q and k, then half rotation, in layout bsnd.
-
-    Args:
-        q, k: [batch, sequence, heads, head_dim]; the numbers of heads may differ.
-        q_weight, k_weight: [head_dim].
-        eps: added to the mean square.
-        cos, sin: [batch, sequence, size], size <= head_dim.
-
-    Returns:
-        q and k normalised and rotated, shapes unchanged, in the promoted dtype of heads and weights.
-    """
-    return torch_rope_cached(torch_rmsnorm(q, q_weight, eps), torch_rmsnorm(k, k_weight, eps), cos, sin)
 
 
 @register_op()

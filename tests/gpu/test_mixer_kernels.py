@@ -1,4 +1,4 @@
-"""The tests of the kernels of mixers, mixtures and invariant rows, which the CPU runs interpreted, on a GPU."""
+"""The tests of the kernels of mixers, mixtures, fusions and invariant rows, interpreted on the CPU, on a GPU."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ UNIT = Path(__file__).resolve().parents[1] / "unit" / "ops"
 
 def test_kernels_are_right_on_the_device() -> None:
     """In a process of its own, whose imports find the tests' support files."""
-    files = [f"interpreted_{name}.py" for name in ("mixers", "moe", "invariant")]
+    files = [f"interpreted_{name}.py" for name in ("mixers", "moe", "fused", "invariant")]
     run_apart(UNIT, *files, interpreted=False)

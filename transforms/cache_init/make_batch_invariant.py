@@ -20,8 +20,9 @@ _ROW_BY_ROW = {
     "view", "zeros",
     "gather_logits_before_lm_head", "torch_cached_residual_add", "torch_rope_cached", "torch_rope_with_complex_freqs",
     "torch_rope_with_explicit_cos_sin", "torch_rope_with_qk_interleaving", "triton_fused_add_rmsnorm",
-    "triton_fused_add_wide_rmsnorm", "triton_moe_router", "triton_norm_rope", "triton_rmsnorm", "triton_rope_cached",
-    "triton_silu_and_mul", "triton_wide_rmsnorm",
+    "triton_fused_add_wide_rmsnorm", "triton_l2norm", "triton_moe_router", "triton_norm_rope", "triton_rmsnorm",
+    "triton_rope_cached", "triton_rope_deinterleaved", "triton_rope_pairs", "triton_silu_and_mul",
+    "triton_wide_rmsnorm",
 }  # fmt: skip
 """Operators that move numbers, or compute a token's from its own alone and in the same way for any number of tokens."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import fx, nn
@@ -14,37 +14,75 @@ from onboard.graph.fx import arguments, attr_tensor, is_op, nodes_of, only_user
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _ops = torch.ops.onboard
-_HEADS_DIM = 2  # of layout bsnd, where cos and sin [batch, sequence, size] are broadcast
+_HEADS_DIM = 2  # of layout bsnd, where tables [batch, sequence, size] are broadcast
+_HEADS_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_TABLE_DTYPES = (*_HEADS_DTYPES, torch.complex64)
+
+
+class _Form(NamedTuple):
+    """What takes the place of a canonical rotation."""
+
+    kernel: str
+    arguments: tuple[str, ...]
+    """Names of queries, keys and tables, in the kernel's order."""
+
+
+_FORMS = {
+    _ops.torch_rope_with_explicit_cos_sin: _Form("rope_cached", ("q", "k", "cos", "sin")),
+    _ops.torch_rope_with_qk_interleaving: _Form("rope_deinterleaved", ("q", "k", "cos", "sin")),
+    _ops.torch_rope_with_complex_freqs: _Form("rope_pairs", ("xq", "xk", "freqs_cis")),
+}
 
 
 @register_transform("optimize_rope")
 class OptimizeRope(BaseTransform[TransformConfig]):
-    """Replace half rotations in layout bsnd by the fused kernel, where there is one; the others are a visible fact."""
+    """Replace rotations in layout bsnd by the fused kernel; those that it does not fit are a visible fact."""
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match for each rotation."""
         assert isinstance(gm, fx.GraphModule)
         if choose_backend("auto", context, self.key) != "triton":
             return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
-        rotations = nodes_of(gm, _ops.torch_rope_with_explicit_cos_sin)
+        rotations = nodes_of(gm, *_FORMS)
         fitting = [node for node in rotations if _fits(node)]
         for node in fitting:
             _use_kernel(node)
-        others = nodes_of(gm, _ops.torch_rope_with_complex_freqs, _ops.torch_rope_with_qk_interleaving)
-        if left := [*others, *(node for node in rotations if node not in fitting)]:
+        if left := [node for node in rotations if node not in fitting]:
             context.facts.append(f"{self.key}: {len(left)} rotations have no fused kernel, for example {left[0]}")
-        joined = [node for node in fitting if _take_in_norms(gm, node)]
+        joined = [node for node in nodes_of(gm, fused_op("triton", "rope_cached")) if _take_in_norms(gm, node)]
         gm.recompile()
         return gm, TransformInfo(num_matches=len(fitting), is_clean=not joined, has_valid_shapes=True)
 
 
+def _fits(rotation: fx.Node) -> bool:
+    """Whether a rotation has layout, shapes and dtypes of the kernel."""
+    tensors = _tensors(rotation)
+    if arguments(rotation)["unsqueeze_dim"] != _HEADS_DIM or not all("val" in tensor.meta for tensor in tensors):
+        return False
+    values = [tensor.meta["val"] for tensor in tensors]
+    heads, tables = values[:2], values[2:]
+    heads_fit = all(value.dim() == 4 and value.dtype in _HEADS_DTYPES for value in heads)
+    return heads_fit and all(value.dim() == 3 and value.dtype in _TABLE_DTYPES for value in tables)
+
+
 def _use_kernel(rotation: fx.Node) -> None:
-    rotation.args, rotation.kwargs = tuple(_tensors(rotation)), {}
-    rotation.target = fused_op("triton", "rope_cached")
+    tensors, kernel = tuple(_tensors(rotation)), _form(rotation).kernel
+    rotation.args, rotation.kwargs = tensors, {}
+    rotation.target = fused_op("triton", kernel)
+
+
+def _tensors(rotation: fx.Node) -> list[fx.Node]:
+    """Return queries, keys and tables."""
+    values = arguments(rotation)
+    return [values[name] for name in _form(rotation).arguments]
+
+
+def _form(rotation: fx.Node) -> _Form:
+    return next(form for op, form in _FORMS.items() if is_op(rotation, op))
 
 
 def _take_in_norms(gm: fx.GraphModule, rotation: fx.Node) -> bool:
-    """Let a rotation's kernel normalise the heads, too, if norms of one kind feed it and nothing else."""
+    """Let the half rotation's kernel normalise the heads, too, if norms of one kind feed it and nothing else."""
     q, k, cos, sin = rotation.args
     if not (_is_norm_of_heads(q, gm) and _is_norm_of_heads(k, gm)):
         return False
@@ -62,12 +100,3 @@ def _is_norm_of_heads(node: Any, gm: fx.GraphModule) -> TypeGuard[fx.Node]:
         return False
     value, weight = arguments(node)["input"].meta.get("val"), attr_tensor(gm, arguments(node)["weight"])
     return value is not None and weight is not None and value.dtype == weight.dtype
-
-
-def _tensors(node: fx.Node) -> list[fx.Node]:
-    return [arguments(node)[name] for name in ("q", "k", "cos", "sin")]
-
-
-def _fits(node: fx.Node) -> bool:
-    dims = [tensor.meta["val"].ndim if "val" in tensor.meta else None for tensor in _tensors(node)]
-    return arguments(node)["unsqueeze_dim"] == _HEADS_DIM and dims == [4, 4, 3, 3]

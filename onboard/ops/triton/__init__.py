@@ -6,6 +6,8 @@ from onboard.ops.triton import (  # noqa: F401  (registers)
     cached_delta_rule,
     cached_mla,
     cached_ssm,
+    gdn_gating,
+    l2norm,
     linear,
     moe,
     pointwise,

@@ -126,6 +126,65 @@ def test_every_fusion_uses_its_kernel_and_keeps_the_result(on_gpu):
     assert not on_gpu.facts
 
 
+class Rotations(nn.Module):
+    """Rotations of pairs of channels: complex, and de-interleaving; both of a part of each head."""
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        q, k, angle = x[..., :30].view(batch, length, 3, 10), x[..., 30:40].view(batch, length, 1, 10), x[..., 40:43]
+        q, k = ops.torch_rope_with_complex_freqs(q, k, torch.polar(torch.ones_like(angle), angle), 2)
+        both = torch.cat([angle, angle], -1)
+        return torch.cat(ops.torch_rope_with_qk_interleaving(q, k, both.cos(), both.sin(), 2), 2)
+
+
+def test_rotations_of_pairs_use_the_kernel(on_gpu):
+    gm, x = exported(Rotations(), 2, 3, 44, device="cpu"), torch.randn(2, 4, 44)
+    gm, info, _ = apply("optimize_rope", gm, on_gpu)
+    assert info.num_matches == 2
+    assert not on_gpu.facts
+    assert [targets(gm).count(f"onboard.triton_rope_{form}.default") for form in ("pairs", "deinterleaved")] == [1, 1]
+    assert rmse(gm(x), Rotations()(x)) <= 1e-6
+
+
+def test_a_rotation_in_float64_stays_and_is_a_fact(on_gpu):
+    gm = exported(Rotations(), 2, 3, 44, device="cpu", dtype=torch.float64)
+    gm, info, _ = apply("optimize_rope", gm, on_gpu)
+    assert info.num_matches == 0
+    assert "2 rotations have no fused kernel" in on_gpu.facts[0]
+
+
+def test_lengths_and_gates_use_their_kernels(on_gpu):
+    from test_fuse_gdn_gating import _case as gated
+    from test_fuse_l2norm import Lengths
+
+    gm, _, _ = apply("match_l2norm_pattern", exported(Lengths(), 2, 3, 16, device="cpu"))
+    gm, info, _ = apply("fuse_l2norm", gm, on_gpu, backend="auto")
+    assert (info.num_matches, targets(gm).count("onboard.triton_l2norm.default")) == (2, 2)
+    x = torch.randn(2, 4, 16)
+    assert rmse(gm(x), Lengths()(x)) <= 1e-6
+    gm, x = gated("twice")
+    expected = gm(x)
+    gm, info, _ = apply("fuse_gdn_gating", gm, on_gpu)
+    assert (info.num_matches, targets(gm).count("onboard.triton_fused_gdn_gating.default")) == (1, 1)
+    assert rmse(gm(x), expected) <= 1e-6
+    assert on_gpu.facts == []
+
+
+@pytest.mark.parametrize("second_reader", [True, False])
+def test_a_sum_that_is_cast_joins_its_norm(on_gpu, second_reader):
+    from test_fuse_rmsnorm import Wide, exact_wide
+
+    model = Wide(torch.float16, second_reader)
+    model.load_state_dict(random_state(model, random.randrange(10**6)))
+    gm, _, _ = apply("cleanup_input_constraints", exported(model, 2, 3, 8, device="cpu"))
+    gm, _, _ = apply("fuse_rmsnorm", gm, on_gpu, rmsnorm_backend="triton")
+    gm, info, _ = apply("fuse_add_rms_norm", gm, on_gpu)
+    assert info.num_matches == 2
+    assert targets(gm).count("onboard.triton_fused_add_rmsnorm.default") == 2
+    x = torch.randn(2, 5, 8)
+    assert rmse(gm(x), exact_wide(model, x, torch.float16)) <= 1e-3
+
+
 def test_a_rotation_in_another_layout_stays_and_is_a_fact(on_gpu):
     gm, x, expected = _case(unsqueeze_dim=1)
     gm, info, _ = apply("optimize_rope", gm, on_gpu)

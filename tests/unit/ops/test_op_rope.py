@@ -115,3 +115,15 @@ def test_neighbours_that_turn_against_each_other_are_two_frequencies() -> None:
     angle = torch.stack([once := angles(1, 4, 6), -once], -1).flatten(-2)
     both = angle.repeat(1, 1, 2)
     assert torch.equal(complex_freqs(both.cos(), both.sin()).imag, angle.sin())
+
+
+def test_fused_rotations_of_pairs_are_those_in_bsnd() -> None:
+    q, k, (cos, sin), angle = heads(2, 5, 4, 12), heads(2, 5, 1, 12), table(2, 5, 8), angles(2, 5, 8)
+    rest = [x[..., 8:] for x in (q, k)]
+    freqs = torch.polar(torch.full_like(angle, 1.25), angle)
+    turned = [torch.complex(x[..., 0:8:2], x[..., 1:8:2]).to(torch.complex128) * freqs[:, :, None] for x in (q, k)]
+    for ours, pairs, passed in zip(ops.torch_rope_pairs(q, k, freqs), turned, rest, strict=True):
+        assert relative_error(ours, torch.cat([torch.view_as_real(pairs).flatten(-2), passed], -1)) < 1e-6
+    theirs = apply_rotary_pos_emb_interleave(q[..., :8], k[..., :8], cos, sin, unsqueeze_dim=2)
+    for ours, rotated, passed in zip(ops.torch_rope_deinterleaved(q, k, cos, sin), theirs, rest, strict=True):
+        assert relative_error(ours, torch.cat([rotated, passed], -1)) < 1e-7

@@ -16,7 +16,7 @@ from onboard.ops.library import op_sources
 
 ops = torch.ops.onboard
 
-INTERPRETED = tuple(f"interpreted_{name}.py" for name in ("kernels", "linear", "mixers", "moe", "invariant"))
+INTERPRETED = tuple(f"interpreted_{name}.py" for name in ("kernels", "fused", "linear", "mixers", "moe", "invariant"))
 
 
 @pytest.mark.slow
