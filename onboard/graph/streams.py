@@ -169,6 +169,18 @@ def is_product(node: fx.Node) -> bool:
     return name in _PLAIN_PRODUCTS or any(part in name for part in _PRODUCTS)
 
 
+def computes(node: fx.Node) -> bool:
+    """Tell whether a node's operator makes numbers of its own: neither a view nor a part of another result."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and all(result.alias_info is None for result in schema.returns)
+
+
+def bring_forward(nodes: Collection[fx.Node]) -> None:
+    """Move nodes to right behind what they read."""
+    for node in sorted(nodes):
+        max(node.all_input_nodes).append(node)
+
+
 def _is_tensor(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) if value is not None else not op_name(node).startswith("sym_")

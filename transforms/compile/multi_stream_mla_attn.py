@@ -8,30 +8,33 @@ from torch import fx, nn
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, op_name
-from onboard.graph.streams import cone, is_product, own_part, run_aside, sources
+from onboard.graph.streams import bring_forward, computes, cone, is_product, own_part, run_aside, sources
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _ROOTS = ("q_nope", "q_pe", "query"), ("compressed_kv", "kpe", "key", "value")
 """Arguments of attention operators: queries, and keys and values."""
+_LATENT = "compressed_kv"
+"""The one that the operator expands to keys and values itself."""
 _PRODUCTS_OF_A_LATENT = 2
 """The one that makes it and the one that expands it."""
 
 
 @register_transform("multi_stream_mla_attn")
 class MultiStreamMLAAttn(BaseTransform[TransformConfig]):
-    """Overlap the two paths into latent attention, by one of two patterns.
+    """Overlap the two paths into latent attention, by the first of three patterns that matches any layer.
 
     Where queries and keys have projections of their own from the hidden states, the whole path of the keys runs beside
-    that of the queries. Where one product makes both latents and nothing matched that way, the product that expands the
-    keys runs beside the queries' chain.
+    that of the queries. Where one product makes both latents (`fuse_gemms`), the product that expands the keys runs
+    beside the queries' chain; where the operator expands them itself, the latent's norm does.
     """
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match for each attention layer."""
         assert isinstance(gm, fx.GraphModule)
         layers = [node for node in gm.graph.nodes if _is_attention(node)]
-        matches = _overlap(gm, (_whole_path(node) for node in layers))
-        matches = matches or _overlap(gm, (_projection(node) for node in layers))
+        matches = 0
+        for pattern in (_whole_path, _projection, _latent):
+            matches = matches or _overlap(gm, map(pattern, layers))
         return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
 
 
@@ -67,6 +70,35 @@ def _projection(attention: fx.Node) -> set[fx.Node]:
         if any(map(is_product, beside)) and cone(queries, product):
             return branch if any(map(is_product, branch)) else set()
     return set()
+
+
+def _latent(attention: fx.Node) -> set[fx.Node]:
+    """Return what makes an operator's latent of its part of the product that also makes the queries' latent.
+
+    Empty unless the queries have a product of their own after that one. The latent's part is taken as early as it is
+    known, whatever the order of the calls was; all that the branch would wait for else is the queries' path.
+    """
+    queries, keys = _roots(attention)
+    latent = arguments(attention).get(_LATENT)
+    product = next(_products_before([latent]), None) if isinstance(latent, fx.Node) else None
+    if latent is None or product is None:
+        return set()
+    others = [*queries, *(node for node in keys if node is not latent)]
+    if not any(map(is_product, own_part(others, [latent], product))):
+        return set()
+    branch = _from_first_result(own_part([latent], others, product))
+    given = {source for node in branch for source in node.all_input_nodes} - branch
+    bring_forward(cone(given, product))
+    return branch
+
+
+def _from_first_result(branch: set[fx.Node]) -> set[fx.Node]:
+    """Leave out the views at a branch's beginning, which no stream has to wait for."""
+    kept: set[fx.Node] = set()
+    for node in sorted(branch):
+        if computes(node) or kept & set(node.all_input_nodes):
+            kept.add(node)
+    return kept
 
 
 def _roots(attention: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:

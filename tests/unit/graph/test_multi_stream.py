@@ -44,9 +44,9 @@ class Mixture(nn.Module):
 class Latent(nn.Module):
     """Latent attention with a chain of two products for the queries; keys expanded by it, or by the operator."""
 
-    def __init__(self, expanded: bool) -> None:
+    def __init__(self, expanded: bool, queries_first: bool = False) -> None:
         super().__init__()
-        self.expanded = expanded
+        self.expanded, self.queries_first = expanded, queries_first
         self.q_a, self.kv_a = nn.Linear(SIZE, 12, bias=False), nn.Linear(SIZE, 8 + 4, bias=False)
         self.q_b, self.kv_b = nn.Linear(12, 2 * (6 + 4), bias=False), nn.Linear(8, 2 * (6 + 6), bias=False)
         self.q_norm, self.kv_norm = nn.Parameter(torch.ones(12)), nn.Parameter(torch.ones(8))
@@ -55,8 +55,11 @@ class Latent(nn.Module):
     def forward(self, x):
         batch, length = x.shape[:2]
         residual, x = x, x.sin()
-        latent, kpe = self.kv_a(x).split([8, 4], -1)
+        if not self.queries_first:
+            latent, kpe = self.kv_a(x).split([8, 4], -1)
         q = self.q_b(ops.torch_rmsnorm(self.q_a(x), self.q_norm, 1e-6)).view(batch, length, 2, 10)
+        if self.queries_first:  # as transformers has it
+            latent, kpe = self.kv_a(x).split([8, 4], -1)
         q_nope, q_pe = q.split([6, 4], -1)
         angle = torch.arange(length).float()[None, :, None].expand(batch, length, 4)
         q_pe, kpe = ops.torch_rope_with_explicit_cos_sin(q_pe, kpe.unsqueeze(2), angle.cos(), angle.sin(), 2)
@@ -200,8 +203,42 @@ def test_the_expansion_of_the_keys_runs_beside_the_queries_when_the_latents_come
     assert sum("rmsnorm" in name for name in moved) == 1
 
 
-def test_with_one_product_and_no_expansion_there_is_nothing_to_overlap():
-    gm, *_ = apply("fuse_gemms", _graph(Latent(False)))
+@pytest.mark.parametrize("queries_first", [False, True])
+def test_the_norm_of_a_latent_that_the_operator_expands_runs_beside_the_queries(queries_first):
+    gm, info, _ = apply("fuse_gemms", _graph(Latent(False, queries_first)))
+    assert info.num_matches == 1
+    (moved,) = _check("multi_stream_mla_attn", gm)
+    assert [name for name in moved if "rmsnorm" in name] == moved
+    gm, *_ = apply("multi_stream_mla_attn", gm)
+    (end,), (wait,) = (nodes_of(gm, marker) for marker in (end_aux, wait_aux))
+    order = list(gm.graph.nodes)
+    beside = order[order.index(end) : order.index(wait)]
+    assert sum(is_product(node) for node in beside) == 1, "the queries' own product"
+    assert sum("rope" in str(node.target) for node in beside) == 1
+
+
+class Plain(Latent):
+    """Latent attention whose queries have no latent of their own, or whose latent has no norm."""
+
+    def __init__(self, normed: bool) -> None:
+        super().__init__(False)
+        self.normed = normed
+
+    def forward(self, x):
+        batch, length = x.shape[:2]
+        x = x.sin()
+        latent, kpe = self.kv_a(x).split([8, 4], -1)
+        q = self.q_a(x) if self.normed else self.q_b(ops.torch_rmsnorm(self.q_a(x), self.q_norm, 1e-6))
+        q_nope, q_pe = q.view(batch, length, 2, -1).split([2, 4] if self.normed else [6, 4], -1)
+        latent = ops.torch_rmsnorm(latent, self.kv_norm, 1e-6) if self.normed else latent
+        weight = self.kv_b.weight[: 2 * (q_nope.shape[-1] + 6)]
+        return self.o(ops.torch_mla(q_nope, q_pe, latent, kpe.unsqueeze(2), weight).flatten(2))
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_with_one_product_and_no_work_on_either_path_there_is_nothing_to_overlap(normed):
+    gm, info, _ = apply("fuse_gemms", _graph(Plain(normed)))
+    assert info.num_matches == 1
     assert _check("multi_stream_mla_attn", gm) == []
 
 
