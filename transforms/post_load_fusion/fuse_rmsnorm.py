@@ -56,7 +56,7 @@ class FuseRMSNorm(BaseTransform[FuseRMSNormConfig]):
         """Use the kernel for norms with a gate, a cast behind one included; return how many."""
         norms = nodes_of(gm, torch.ops.onboard.torch_rmsnorm_gated)
         wanted = self.config.gated_rmsnorm_backend
-        if not norms or choose_backend(wanted, context, f"{self.key}, norms with a gate") != wanted:
+        if not norms or choose_backend(wanted, context, f"{self.key}: norms with a gate") != wanted:
             return 0
         for norm in norms:
             cast = only_user(norm)

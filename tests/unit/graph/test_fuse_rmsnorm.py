@@ -229,7 +229,7 @@ class Gated(nn.Module):
 def test_a_gated_norm_without_its_back_end_is_a_fact():
     gm, info, context = apply("fuse_rmsnorm", exported(Gated(), 2, 3, 8, device="cpu"), rmsnorm_backend="auto")
     assert info.num_matches == 0
-    assert context.facts == ["fuse_rmsnorm, norms with a gate: back end triton is not available here, torch is used"]
+    assert context.facts == ["fuse_rmsnorm: norms with a gate: back end triton is not available here, torch is used"]
     gm, _, context = apply("fuse_rmsnorm", _case(Residual())[0], rmsnorm_backend="auto")
     assert context.facts == [], "there is no gated norm"
 

@@ -68,7 +68,7 @@ KNOWN = re.findall(r"\w+", """
     fuse_gemms_mixed_children fuse_gemms fuse_fp4_gemms fuse_fp8_gemms fuse_fp8_linear fuse_trtllm_attn_quant_fp8
     fuse_nvfp4_linear fuse_relu2_quant_nvfp4 fuse_nvfp4_swiglu fuse_finegrained_fp8_swiglu fuse_finegrained_fp8_linear
     fuse_mxfp4_moe fuse_moe fuse_fp8_moe fuse_finegrained_fp8_moe fuse_nvfp4_moe fuse_allreduce_residual_rmsnorm
-    fuse_rmsnorm fuse_rmsnorm_quant_nvfp4 fuse_silu_mul fuse_swiglu fuse_add_rms_norm
+    fuse_rmsnorm fuse_rmsnorm_quant_nvfp4 fuse_gdn_gating fuse_l2norm fuse_silu_mul fuse_swiglu fuse_add_rms_norm
     fuse_rmsnorm_quant_fp8 gather_logits_before_lm_head fuse_rope_into_trtllm_attention fuse_rope_into_trtllm_mla
     optimize_rope mlir_elementwise_fusion
 """)  # fmt: skip
@@ -76,7 +76,7 @@ KNOWN = re.findall(r"\w+", """
 
 
 def test_every_transform_of_the_reference_texts_is_known_and_may_be_off() -> None:
-    assert len(set(KNOWN)) == 46
+    assert len(set(KNOWN)) == 48
     keys = {transform.key for transform in load_pipeline({key: {"enabled": False} for key in KNOWN})}
 
     assert set(KNOWN) - keys == set(PLANNED)
