@@ -46,9 +46,10 @@ def _case(form: str, dtype: torch.dtype = torch.float32):
     return gm, torch.randn(2, 5, HEADS * (SIZE + 2)) * 4
 
 
-@pytest.mark.parametrize("folded", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("form", ["plain", "twice"])
+@pytest.mark.parametrize(
+    ("form", "dtype", "folded"),
+    [("plain", torch.float32, True), ("plain", torch.bfloat16, False), ("twice", torch.bfloat16, True)],
+)
 def test_both_gates_become_one_op(form, dtype, folded):
     gm, x = _case(form, dtype)
     expected = gm(x)

@@ -82,17 +82,21 @@ def test_elementwise_kernels(kernels: list[Any], dtype: torch.dtype) -> None:
     x, weight, heads, table = (torch.randn(s).to(dtype) for s in [(1, 3, 256), (256,), (1, 3, 4, 64), (1, 3, 32)])
     ops.triton_rmsnorm(x, weight, 1e-6)
     ops.triton_fused_add_rmsnorm(x, x, weight, 1e-6)
-    ops.triton_fused_add_rmsnorm(x, x.float(), weight, 1e-6, torch.float16)
-    ops.triton_l2norm(x, 1e-6)
-    ops.triton_fused_gdn_gating(x, x, weight.float(), weight)
     for activation in ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2"):
         ops.triton_silu_and_mul(x, activation)
     ops.triton_rope_cached(heads, heads, table, table)
     ops.triton_norm_rope(heads, heads, weight[:64], weight[:64], 1e-6, table, table)
+    assert_compiled(kernels, {"_rmsnorm_kernel", "_act_and_mul_kernel", "_rope_kernel"})
+
+
+def test_kernels_of_pairs_lengths_gates_and_sums_that_are_cast(kernels: list[Any]) -> None:
+    x, weight, heads, table = (torch.randn(s).bfloat16() for s in [(1, 3, 256), (256,), (1, 3, 4, 64), (1, 3, 32)])
     ops.triton_rope_deinterleaved(heads, heads, table, table)
     ops.triton_rope_pairs(heads, heads, torch.view_as_complex(table.float().unflatten(-1, (-1, 2))))
-    names = {"_rmsnorm_kernel", "_act_and_mul_kernel", "_rope_kernel", "_l2norm_kernel", "_gdn_gating_kernel"}
-    assert_compiled(kernels, names)
+    ops.triton_l2norm(x, 1e-6)
+    ops.triton_fused_gdn_gating(x, x, weight.float(), weight)
+    ops.triton_fused_add_rmsnorm(x, x.float(), weight, 1e-6, torch.bfloat16)
+    assert_compiled(kernels, {"_rope_kernel", "_l2norm_kernel", "_gdn_gating_kernel", "_rmsnorm_kernel"})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
