@@ -35,7 +35,7 @@ def refuse_other_mixers(checkpoint: Path, root: Path) -> None:
         if name in stateful_ops():
             raise _refusal(f"{name} has no counterpart")
         if name == ATTENTION:
-            _refuse_other_attention(arguments(node))
+            refuse_other_attention(arguments(node))
 
 
 def _graphs(checkpoint: Path, root: Path) -> list[fx.GraphModule]:
@@ -51,7 +51,8 @@ def _graphs(checkpoint: Path, root: Path) -> list[fx.GraphModule]:
     return graphs
 
 
-def _refuse_other_attention(given: dict[str, Any]) -> None:
+def refuse_other_attention(given: dict[str, Any]) -> None:
+    """Raise `OnboardError` where an attention layer has no counterpart for a call of the op with these arguments."""
     found = next((name for name in _NEVER if given[name] is not None), None)
     if found is None and given["dropout_p"]:
         found = "dropout_p"

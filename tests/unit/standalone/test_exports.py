@@ -7,14 +7,18 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from onboard import registry
 from onboard.cli import main
 from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError, UsageError
 from onboard.registry import RegistryEntry
+from onboard.standalone.attention_calls import refuse_other_attention
 from onboard.standalone.export import export_model
 from onboard.standalone.subject import open_subject
 from onboard.testing import rmse_ratio
@@ -116,3 +120,36 @@ def test_what_has_no_counterpart_in_vllm_is_named(tmp_path: Path) -> None:
     tiny = make_tiny(tmp_path, "mamba", own_file=False, state_size=4)
     with pytest.raises(OnboardError, match="torch_causal_conv1d has no counterpart in vLLM's attention layer"):
         export_model(str(tiny.checkpoint), "vllm-plugin", root=tiny.root)
+
+
+def _node(*shape: int, op: str = "get_attr") -> Any:
+    return SimpleNamespace(op=op, meta={"val": torch.empty(shape)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"attn_mask": _node(1, 1, 3, 3)}, "attn_mask"),
+        ({"chunk_size": 8}, "chunk_size"),
+        ({"dropout_p": 0.1}, "dropout_p"),
+        ({"is_causal": False}, "is_causal=False"),
+        ({"scale": _node()}, "scale"),
+        ({"sinks": _node(4, op="call_function")}, "sinks that are computed"),
+        ({"sinks": _node(1, 3, 4)}, "sinks that are computed"),
+        ({"value": _node(1, 3, 2, 8)}, "values of 8 numbers a head and keys of 16"),
+    ],
+)
+def test_attention_of_another_kind_is_refused(changes: dict[str, Any], what: str) -> None:
+    names = [argument.name for argument in torch.ops.onboard.torch_attention.default._schema.arguments]
+    usual = {
+        "is_causal": True,
+        "dropout_p": 0.0,
+        "scale": 0.5,
+        "sliding_window": 4,
+        "logit_cap": 2.0,
+        "sinks": _node(4),
+    }
+    given = {**dict.fromkeys(names), **{name: _node(1, 3, 2, 16) for name in ("query", "key", "value")}, **usual}
+    refuse_other_attention(given)
+    with pytest.raises(OnboardError, match=f"torch_attention with {what} has no counterpart"):
+        refuse_other_attention({**given, **changes})
