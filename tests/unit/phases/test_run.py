@@ -29,6 +29,7 @@ from onboard.config import RuntimeConfig
 from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
 from onboard.registry import config_path
+from onboard.runtime.llm import LLM
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases import run as run_phase
 from onboard.workflow.phases.cookbook import Cookbook, notebook_path
@@ -107,6 +108,23 @@ def test_a_trained_model_is_transformers_own_and_everything_is_kept(root: Path) 
         assert prompt["finish_reason"] in ("stop", "length")
     assert {entry["key"]: entry["num_matches"] for entry in result["transforms"]}["insert_cached_attention"] == 5
     json.dumps(result, allow_nan=False)
+
+
+@pytest.mark.exhaustive
+def test_pages_that_are_a_thousandth_off_when_they_are_reused_show(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate, asked = LLM.generate, list[Any]()
+
+    def changed(llm: LLM, prompts: Any, params: Any) -> Any:
+        if prompts in asked:
+            for cache in llm.engine.cache.caches.values():
+                cache.mul_(1.001)
+        asked.append(prompts)
+        return generate(llm, prompts, params)
+
+    monkeypatch.setattr(LLM, "generate", changed)
+    result = _run(DEMO, root, max_seq_len=256)
+    assert result["status"] == "bad_generation"
+    assert "known prefix: the logits are not those" in result["error"]
 
 
 def test_random_weights_make_text_that_is_as_unlikely_as_transformers(tmp_path: Path, root: Path) -> None:
