@@ -94,7 +94,7 @@ def test_a_sample_is_as_the_committed_coverage_says(tmp_path: Path) -> None:
         assert {name: found[name][key] for name in sample} == {name: committed[name][key] for name in sample}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_interrupt_leaves_what_was_found_and_no_process(tmp_path: Path) -> None:
     command = [*SWEEP, "--root", str(tmp_path), "--all-transformers", "--limit-seconds", "60"]
     process = subprocess.Popen(

@@ -71,7 +71,7 @@ def sweep(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_lost_actor_costs_one_target_and_an_interrupt_leaves_nothing(
     sweep: subprocess.Popen[str], tmp_path: Path
 ) -> None:

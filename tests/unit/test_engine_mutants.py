@@ -15,7 +15,7 @@ from engine_mutants import OPERATORS, ROOT, TESTS, Draw, places
 STAGES = ("post_export", "pattern_matcher", "weight_load", "post_load_fusion", "cache_init")
 SEED = int(os.environ.get("ONBOARD_MUTATION_SEED", "11"))
 FEW = int(os.environ.get("ONBOARD_ENGINE_MUTANTS", "1"))
-QUICK = ("attention", "recurrences", "sampling", "patterns")
+QUICK = ("attention", "patterns")
 """Areas of which a sample is drawn every time."""
 
 

@@ -221,7 +221,7 @@ def test_fields_that_the_back_end_makes_nothing_of_are_a_fact(gm, tmp_path, fiel
     assert context.facts == [f"compile_model: back end torch-simple makes nothing of {names}"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_torch_compile_computes_the_same(gm, tmp_path):
     cache = make_cache()
     compiled, info, _ = _compile(gm, tmp_path, backend="torch-compile")

@@ -51,6 +51,10 @@ MODELS: dict[tuple[str, str], dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "sliding_window": 4,
     },
+}
+"""Options of the configs, by model type and kind of export."""
+
+MORE: dict[tuple[str, str], dict[str, Any]] = {
     ("gemma2", "vllm-plugin"): {
         "head_dim": 8,
         "query_pre_attn_scalar": 12,
@@ -58,10 +62,6 @@ MODELS: dict[tuple[str, str], dict[str, Any]] = {
         "attn_logit_softcapping": 5.0,
         "tie_word_embeddings": True,
     },
-}
-"""Options of the configs, by model type and kind of export."""
-
-MORE: dict[tuple[str, str], dict[str, Any]] = {
     ("mamba", "plain"): {"state_size": 4},
     ("lfm2", "plain"): {"layer_types": ["conv", "full_attention"]},
     ("granitemoe", "plain"): {"num_local_experts": 4, "num_experts_per_tok": 2},
