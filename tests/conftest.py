@@ -20,20 +20,30 @@ os.environ["ONBOARD_CACHE"] = ""
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-SHIPPED = 10
-"""Of so many of the shipped models a run takes the generated tests."""
+DRAWN = {"equivalence": 10, "test_moe_families": 8, "test_more_families": 8, "test_mixer_families": 8}
+"""Lot -> of how many of its models a run takes the tests: the shipped models' own, and those of generated files."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the tests of the other shipped models to runs of all that is marked exhaustive."""
+    """Draw models of each lot; the others' tests are left to runs of all that is marked exhaustive."""
     from drawing import drawn_from
 
-    shipped = [item for item in items if item.path.parent.name == "equivalence"]
-    drawn = drawn_from({item.path.name for item in shipped}, SHIPPED)
-    for item in shipped:
-        if item.path.name not in drawn:
+    lots = {item: found for item in items if (found := _lot(item)) is not None}
+    drawn = {lot: drawn_from({model for each, model in lots.values() if each == lot}, DRAWN[lot]) for lot in DRAWN}
+    for item, (lot, model) in lots.items():
+        if model not in drawn[lot]:
             item.add_marker(pytest.mark.exhaustive)
+
+
+def _lot(item: pytest.Item) -> tuple[str, str] | None:
+    """Return the lot that a test belongs to and the model that it tests, None for a test that always runs."""
+    if item.path.parent.name in DRAWN:
+        return item.path.parent.name, item.path.stem
+    call = getattr(item, "callspec", None)
+    if item.path.stem not in DRAWN or call is None or "family" not in call.params:
+        return None
+    return item.path.stem, call.params["family"]
 
 
 @pytest.fixture(scope="session")

@@ -55,6 +55,18 @@ def test_linear_is_a_matrix_product() -> None:
     assert relative_error(ops.torch_linear_simple(x, weight, bias), expected + bias.double()) < 1e-6
 
 
+def test_a_linear_takes_in_what_stands_around_it() -> None:
+    x, weight, bias, residual = torch.randn(3, 5, 8), torch.randn(12, 8), torch.randn(12), torch.randn(3, 5, 6)
+    scale = torch.rand(8) + 0.5
+    wide = x.double()
+    normed = wide / (wide.square().mean(-1, keepdim=True) + 0.1).sqrt() * scale.double()
+    gate, up = (normed @ weight.double().T + bias.double()).chunk(2, dim=-1)
+    expected = gate / (1 + torch.exp(-gate)) * up + residual.double()
+    actual = ops.torch_fused_linear(x, weight, bias, residual, scale, 0.1, "silu")
+    assert relative_error(actual, expected) < 1e-6
+    assert relative_error(ops.torch_fused_linear(x, weight), wide @ weight.double().T) < 1e-6
+
+
 def test_gather_takes_the_rows_in_the_order_asked_for() -> None:
     hidden, rows = torch.randn(1, 5, 4), torch.tensor([4, 1, 1])
     actual = ops.gather_logits_before_lm_head(hidden, rows)
