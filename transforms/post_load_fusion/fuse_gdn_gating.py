@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from itertools import takewhile
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -63,13 +64,13 @@ def _fuse(gm: fx.GraphModule, rule: fx.Node, op: Target) -> bool:
     if gates is None:
         return False
     place = min({*gates.decay.users, *gates.correction.users})
-    given = gates[2:]
-    if any(node.op != "get_attr" and not node < place for node in given):
+    before = set(takewhile(lambda node: node is not place, gm.graph.nodes))
+    late = [node for node in gates[2:] if node not in before]
+    if any(node.op != "get_attr" for node in late):
         return False
-    for weight in given:
-        if not weight < place:
-            place.prepend(weight)
-    pair = insert_call(gm, place, op, *given, like=gates.decay)
+    for weight in late:
+        place.prepend(weight)
+    pair = insert_call(gm, place, op, *gates[2:], like=gates.decay)
     for index, gate in enumerate(gates[:2]):
         replace_with(gate, insert_call(gm, place, operator.getitem, pair, index, like=gate))
     return True

@@ -14,10 +14,11 @@ import onboard.ops  # noqa: F401
 from onboard.config import RuntimeConfig
 from onboard.errors import NoCachedFormError, OnboardError
 from onboard.graph import backends
+from onboard.graph.cache import KVPagedResource
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.export import export_to_graph
 from onboard.graph.factory import ModelFactory
-from onboard.graph.fx import is_op
+from onboard.graph.fx import is_op, nodes_of
 from onboard.graph.invariants import check_stage
 from onboard.graph.transform import Stages, get_transform
 
@@ -245,6 +246,22 @@ def test_the_cached_graph_computes_the_same(key: str) -> None:
     assert info.num_matches == 1
     assert {name: tuple(each.shape[1:]) for name, each in cache.caches.items()} == shapes
     torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-5, atol=1e-5)
+
+
+EXACT_PAGES = {"hidden_cache", "index_cache", "bias_cache", "value_cache", "gate_cache"}
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize("key", MIXERS)
+def test_pages_have_the_dtype_that_is_asked_for_where_small_differences_decide_nothing(
+    key: str, dtype: torch.dtype | None
+) -> None:
+    make, _ = MIXERS[key]
+    descriptor = get_transform(key).descriptor
+    [node] = nodes_of(_exported(make().double(), _context()), descriptor.source)
+    for name, resource in descriptor.resources(node, 4, dtype).items():
+        if isinstance(resource, KVPagedResource):
+            assert resource.dtype == (torch.float64 if dtype is None or name in EXACT_PAGES else dtype)
 
 
 @pytest.mark.parametrize(("heads", "ties"), [(2, 1), (16, 0)])

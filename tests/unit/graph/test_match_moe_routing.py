@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from fusion_support import apply, exported
@@ -9,7 +11,7 @@ from graph_support import rmse
 from torch import Tensor, nn
 
 import onboard.ops  # noqa: F401
-from onboard.graph.fx import ancestors, nodes_of, placeholders
+from onboard.graph.fx import ancestors, arguments, nodes_of, placeholders
 from onboard.graph.moe_routing import _width
 
 EXPERTS, TOP, HIDDEN = 12, 3, 8
@@ -104,6 +106,16 @@ def test_other_routers_stay(route):
     assert context.facts == ["match_moe_routing_pattern: 1 routers of mixtures of experts stay as they are"]
     x = torch.randn(3, 7, HIDDEN)
     assert rmse(gm(x), model(x)) <= 1e-6
+
+
+@pytest.mark.parametrize("best", [1, 2])
+def test_how_groups_are_chosen_is_told_from_scores_and_biases_alike(best):
+    """A random bias that is far larger than scores would choose one group for all tokens, however it is counted."""
+    for _ in range(8):
+        gm = exported(Model(partial(grouped, best=best)), 2, 3, HIDDEN, device="cpu")
+        gm, _, _ = apply("match_moe_routing_pattern", gm)
+        [router] = nodes_of(gm, torch.ops.onboard.torch_moe_router)
+        assert arguments(router)["group_top"] == best
 
 
 def test_a_bias_that_happens_to_be_zero_still_counts():

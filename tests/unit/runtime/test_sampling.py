@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from onboard.errors import UsageError
 from onboard.graph.next_token import LatestTokens
+from onboard.graph.step_buffer import CHOICE_NAMES
 from onboard.ops.sampling import NOT_A_TOKEN, choose_tokens, uniforms
 from onboard.runtime.logprobs import logprobs
 from onboard.runtime.sampling import SamplingParams, stream_key
@@ -184,6 +185,16 @@ def test_what_the_device_alone_knows_is_put_in_its_place() -> None:
     latest = LatestTokens(6, torch.device("cpu"))
     latest.by_slot[:] = torch.tensor([0, 11, 12, 13, 14, 15])
     assert latest.fill(torch.tensor([[7, -2, 0, -5]])).tolist() == [[7, 12, 0, 15]]
+
+
+def test_what_is_no_token_is_not_looked_up_by_the_next_step() -> None:
+    latest = LatestTokens(3, torch.device("cpu"))
+    latest.by_slot[:] = 7
+    args = dict(zip(CHOICE_NAMES, [*_rows([SamplingParams(temperature=0)]), _uniform(1)], strict=True))
+    args |= {"state_slots": torch.tensor([2]), "kv_lens": torch.tensor([5])}
+    chosen = latest.choose(torch.full((1, VOCABULARY), torch.nan), args, drawn=False, filtered=False)
+    assert chosen.tolist() == [NOT_A_TOKEN]
+    assert latest.fill(torch.tensor([[-2]])).tolist() == [[0]]
 
 
 @pytest.mark.slow
