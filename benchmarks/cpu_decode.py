@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from onboard import LLM
 from onboard.bench.measure import run_batch
 from onboard.bench.shape import Shape
-from onboard.cli.demo import CHECKPOINT
+from onboard.cli.commands.demo import CHECKPOINT
 
 Times = tuple[float, float]
 """Seconds of wall time, and of the process."""

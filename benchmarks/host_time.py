@@ -35,13 +35,13 @@ from onboard.bench.measure import decoding
 from onboard.bench.shape import Shape
 from onboard.bench.subject import open_subject
 from onboard.bench.suite import fitted_runtime, vocabulary_of
-from onboard.graph.cached_sequence import CachedSequenceInterface
-from onboard.graph.sequence import SequenceInfo
-from onboard.graph.step_buffer import StepBuffer
+from onboard.cache.batch import SequenceInfo
+from onboard.cache.cached_sequence import CachedSequenceInterface
+from onboard.cache.step_buffer import StepBuffer
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
-from onboard.runtime.request import Step
-from onboard.runtime.scheduler import Scheduler
+from onboard.runtime.scheduling.request import Step
+from onboard.runtime.scheduling.scheduler import Scheduler
 
 VOCABULARY = 1000
 

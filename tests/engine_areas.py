@@ -124,41 +124,41 @@ AREAS = {
         ),
         Area(
             "steps",
-            tuple(f"onboard/graph/{name}.py" for name in
-                  ("sequence", "step_buffer", "rows", "cache", "cached_sequence", "next_token")),
+            tuple(f"onboard/cache/{name}.py" for name in
+                  ("batch", "step_buffer", "rows", "resources", "cached_sequence", "next_token")),
             ("graph/test_sequence.py", "graph/test_cache.py", "graph/test_insert_cached_state.py",
              "graph/test_insert_cached_attention.py", "runtime/test_engine.py", "runtime/test_codebooks.py"),
         ),
         Area(
             "scheduler",
-            ("onboard/graph/pages.py", *(f"onboard/runtime/{name}.py" for name in
-             ("memory", "scheduler", "request", "decode_run", "rope"))),
+            ("onboard/cache/pages.py", "onboard/runtime/rope.py", *(f"onboard/runtime/scheduling/{name}.py" for name in
+             ("sequence_pages", "scheduler", "request", "decode_run"))),
             ("runtime/test_scheduler.py", "runtime/test_rope.py", "runtime/test_engine.py", "runtime/test_overlap.py",
              "runtime/test_windows.py"),
         ),
         Area(
             "engine",
-            ("onboard/runtime/engine.py", "onboard/runtime/flight.py"),
+            ("onboard/runtime/engine.py", "onboard/runtime/scheduling/pending_step.py"),
             ("runtime/test_engine.py", "runtime/test_overlap.py", "runtime/test_reuse.py", "runtime/test_llm.py",
              "runtime/test_prompts_with_images.py"),
         ),
         Area(
             "caches",
-            ("transforms/cache_init/*.py", "onboard/graph/insert_cached.py", "onboard/graph/descriptor.py",
-             "onboard/graph/interface.py", "onboard/graph/counted_positions.py"),
+            ("transforms/cache_init/*.py", *(f"onboard/graph/cache_init/{name}.py" for name in
+             ("insert_cached", "descriptor", "interface", "counted_positions"))),
             ("graph/test_insert_cached_state.py", "graph/test_insert_cached_attention.py",
              "graph/test_replace_counted_positions.py", "graph/test_hf_attention.py", "runtime/test_engine.py",
              "runtime/test_windows.py"),
         ),
         Area(
             "plan",
-            ("onboard/graph/plan.py", "onboard/runtime/plan.py"),
+            ("onboard/cache/budget.py", "onboard/runtime/plan.py"),
             ("runtime/test_plan.py",),
         ),
         Area(
             "patterns",
-            ("transforms/pattern_matcher/*.py", "onboard/graph/masks.py", "onboard/graph/moe_routing.py",
-             "onboard/graph/patterns.py"),
+            ("transforms/pattern_matcher/*.py", *(f"onboard/graph/pattern_matcher/{name}.py" for name in
+             ("masks", "moe_routing", "patterns"))),
             ("graph/test_match_masks.py", "graph/test_match_attention.py", "graph/test_match_moe_routing.py",
              "graph/test_match_helpers.py", "graph/test_match_rope_pattern.py", "graph/test_match_layouts.py"),
         ),
@@ -178,8 +178,8 @@ AREAS = {
         Area(
             "weights",
             (
-                "transforms/weight_load/*.py", "onboard/graph/weight_sources.py", "onboard/graph/expert_stacks.py",
-                "onboard/graph/gemm_fusion.py",
+                "transforms/weight_load/*.py", *(f"onboard/graph/weight_load/{name}.py" for name in
+                ("weight_sources", "expert_stacks", "gemm_fusion")),
             ),
             ("graph/test_fuse_gemms.py", "graph/test_load_weights.py", "graph/test_fuse_moe.py"),
         ),

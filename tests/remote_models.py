@@ -16,7 +16,7 @@ _SAVE = """
 import json, sys
 from pathlib import Path
 from onboard.analysis.repository import install
-from onboard.analysis.tiny import build_tiny, load_config
+from onboard.analysis.tiny.tiny_model import build_tiny, load_config
 folder = Path(sys.argv[1])
 config = json.loads((folder / "config.json").read_text())
 install(folder, config)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from onboard.workflow.programs import run_as_main
+from onboard.workflow.processes.programs import run_as_main
 
 if TYPE_CHECKING:
     from onboard.workflow.phase import RunContext
@@ -63,7 +63,7 @@ class Warm:
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> int:
-        """Do what `onboard.workflow.programs.in_new_interpreter` does."""
+        """Do what `onboard.workflow.processes.programs.in_new_interpreter` does."""
         added = environment or {}
         assert "HF_HUB_OFFLINE" not in added, "the libraries have read the environment by now"
         return self._run(words, str(folder or Path.cwd()), {**os.environ, **added}, output, output)
@@ -128,7 +128,7 @@ def _become(connection: socket.socket, warm: Warm) -> NoReturn:
 
 def _start_others(warm: Warm) -> None:
     """Have the phases `test` and `run` start their processes as this one was started."""
-    from onboard.workflow import engine
+    from onboard.workflow import phase_runner as engine
 
     open_run = engine.open_run
 

@@ -13,26 +13,29 @@ import transformers
 from torch import nn
 from transformers import PretrainedConfig
 
-from onboard.analysis import loops, mixers, probe, repository
-from onboard.analysis.apart import check_batch, check_causality
-from onboard.analysis.biases import position_bias
-from onboard.analysis.block_indexers import probe_block_indexer
-from onboard.analysis.composite import is_under, unused_parts
-from onboard.analysis.compressors import check_keys_beside, probe_compressor
-from onboard.analysis.experts import probe_experts
+from onboard.analysis import repository
+from onboard.analysis.behaviour.apart import check_batch, check_causality
+from onboard.analysis.behaviour.cache_probe import cache_notes
+from onboard.analysis.behaviour.positions import first_position
+from onboard.analysis.behaviour.repeated import repeated_tokens
+from onboard.analysis.behaviour.texts import check_rows
 from onboard.analysis.layer_modules import mark_mixtures, with_modules
-from onboard.analysis.masks import mask_makers
 from onboard.analysis.mixture_traits import active_parameters
-from onboard.analysis.own_cache import cache_notes
-from onboard.analysis.positions import first_position
-from onboard.analysis.recorder import ModuleCall, Recording, record, rmse_ratio
-from onboard.analysis.repeated import repeated_tokens
+from onboard.analysis.multimodal import is_under, unused_parts
+from onboard.analysis.recognise import mixers, probe
+from onboard.analysis.recognise import scan_loops as loops
+from onboard.analysis.recognise.block_indexers import probe_block_indexer
+from onboard.analysis.recognise.compressors import check_keys_beside, probe_compressor
+from onboard.analysis.recognise.experts import probe_experts
+from onboard.analysis.recognise.mask_makers import mask_makers
+from onboard.analysis.recognise.position_biases import position_bias
+from onboard.analysis.recognise.recorder import ModuleCall, Recording, record, rmse_ratio
+from onboard.analysis.recognise.scan_modules import probe_scan_module
 from onboard.analysis.repository_source import survey_code
-from onboard.analysis.scan_modules import probe_scan_module
 from onboard.analysis.source import location, module_source, sources_hash, sources_of
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, RepositoryCode, Trait
-from onboard.analysis.texts import check_rows
-from onboard.analysis.tiny import (
+from onboard.analysis.tiny.tiny_mixers import indexer_sizes
+from onboard.analysis.tiny.tiny_model import (
     begins_at_zero,
     build_tiny,
     counts_positions,
@@ -41,13 +44,12 @@ from onboard.analysis.tiny import (
     one_line,
     prompts,
 )
-from onboard.analysis.tiny_mixers import indexer_sizes
 from onboard.analysis.traits import traits
 from onboard.errors import OnboardError
-from onboard.graph.architecture import text_config
-from onboard.graph.codebooks import codebooks_of, places_of
-from onboard.graph.expert_weights import separate_experts
-from onboard.graph.reference import build_reference, missing_towers
+from onboard.hf.architecture import text_config
+from onboard.hf.codebooks import codebooks_of, places_of
+from onboard.hf.expert_weights import separate_experts
+from onboard.hf.hf_model import build_reference, missing_towers
 from onboard.ops.indexer import tie_note
 
 _COUNTED = Trait(value="counted", evidence="probe: position_ids do not change the logits")

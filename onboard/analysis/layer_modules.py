@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from onboard.analysis.recorder import Recording
+from onboard.analysis.recognise.recorder import Recording
 from onboard.analysis.spec import Block, LayerKind
 
 

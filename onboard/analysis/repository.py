@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from onboard.analysis import old_transformers
 from onboard.analysis.repository_source import survey_code
 from onboard.errors import OnboardError
+from onboard.hf import old_transformers
 from onboard.plain_config import OLD_DEFAULTS, OLD_ROPE_SCALING
 
 PACKAGE = "repository_code"

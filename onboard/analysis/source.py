@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from onboard.analysis.composite import is_under
+from onboard.analysis.multimodal import is_under
 from onboard.errors import OnboardError
 
 

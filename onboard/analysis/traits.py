@@ -8,9 +8,9 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis.mixture_traits import mixture
-from onboard.analysis.recorder import Recording
+from onboard.analysis.recognise.recorder import Recording
 from onboard.analysis.spec import Block, Trait
-from onboard.graph.architecture import text_config
+from onboard.hf.architecture import text_config
 
 
 def traits(config: PretrainedConfig, tiny: nn.Module, recording: Recording, blocks: list[Block]) -> dict[str, Trait]:

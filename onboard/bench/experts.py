@@ -8,7 +8,8 @@ import torch
 from torch import fx
 
 from onboard.bench.work import is_mixture
-from onboard.graph.fx import arguments, graph_modules, input_names
+from onboard.cache.cached_sequence import input_names
+from onboard.graph.fx import arguments, graph_modules
 from onboard.runtime.engine import Engine
 
 

@@ -14,8 +14,8 @@ import torch
 from onboard.bench.experts import experts_hit
 from onboard.bench.shape import Shape
 from onboard.runtime.engine import Engine
-from onboard.runtime.request import Step
 from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.scheduling.request import Step
 
 
 @dataclass(frozen=True)

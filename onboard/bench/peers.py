@@ -24,10 +24,10 @@ from onboard.bench.peer_names import PeerName
 from onboard.bench.shape import Shape
 from onboard.bench.subject import Subject
 from onboard.errors import OnboardError
-from onboard.graph.codebooks import codebooks_of
 from onboard.graph.factory import ModelFactory
-from onboard.graph.reference import load_reference
-from onboard.graph.weights import move_buffers, set_parameter, tied_names
+from onboard.graph.weight_load.parameters import move_buffers, set_parameter, tied_names
+from onboard.hf.codebooks import codebooks_of
+from onboard.hf.hf_model import load_reference
 
 
 @dataclass(frozen=True)

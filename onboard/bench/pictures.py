@@ -10,7 +10,7 @@ from typing import Any
 from onboard.bench.document import work_of
 from onboard.bench.peers import PeerRun
 from onboard.bench.suite import Report
-from onboard.codegen.render import render
+from onboard.render import render
 
 _COLORS = {"onboard": "#1565c0", "hf": "#ef6c00", "hf-compiled": "#6a1b9a"}
 _STAGE_COLORS = ("#1565c0", "#2e7d32", "#ef6c00", "#6a1b9a", "#00838f", "#c62828", "#9e9d24", "#5d4037", "#455a64")

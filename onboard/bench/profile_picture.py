@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from onboard.bench.profile import LONGEST_GAP, Event, Gap, Profile
-from onboard.codegen.render import render
+from onboard.render import render
 
 _COLORS = ("#1565c0", "#2e7d32", "#ef6c00", "#6a1b9a", "#00838f", "#9e9d24", "#5d4037", "#ad1457", "#283593", "#558b2f")
 _OTHER = "#90a4ae"

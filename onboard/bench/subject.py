@@ -11,8 +11,8 @@ from typing import Any
 from onboard.config import RuntimeConfig, with_settings
 from onboard.content import content_path
 from onboard.errors import UsageError
-from onboard.graph.architecture import decoder_config, text_config
 from onboard.graph.factory import read_config
+from onboard.hf.architecture import decoder_config, text_config
 from onboard.hub import as_folder
 from onboard.runtime.build import max_positions
 from onboard.runtime.resolve import find_checkpoint, resolve_config

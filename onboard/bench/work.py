@@ -16,9 +16,9 @@ from torch import fx, nn
 from torch._ops import OpOverload
 
 from onboard.bench.shape import Shape
-from onboard.graph.cache import CacheResource, KVPagedResource
+from onboard.cache.budget import tensor_bytes
+from onboard.cache.resources import CacheResource, KVPagedResource
 from onboard.graph.fx import arguments, attr_tensor, graph_modules
-from onboard.graph.plan import tensor_bytes
 
 _GATHER = "gather_logits_before_lm_head"
 

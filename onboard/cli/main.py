@@ -9,8 +9,8 @@ from typing import Any
 
 import typer
 
-from onboard.cli import bench, check, demo, doctor, export, model, plan, registry, status, sweep, tune, verify
-from onboard.cli import run as run_command
+from onboard.cli.commands import bench, check, demo, doctor, export, model, plan, registry, status, sweep, tune, verify
+from onboard.cli.commands import run as run_command
 from onboard.cli.group import DEFAULT, HELP, DefaultCommandGroup
 from onboard.cli.result import Result
 from onboard.errors import INTERRUPTED, OnboardError, UsageError, exit_code

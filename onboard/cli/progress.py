@@ -12,8 +12,8 @@ from rich.markup import escape
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from onboard.workflow.engine import Observer
     from onboard.workflow.outcome import PhaseOutcome
+    from onboard.workflow.phase_runner import Observer
 
 _STYLES = {"done": "green", "skipped": "dim", "planned": "cyan", "failed": "red", "interrupted": "yellow"}
 

@@ -14,12 +14,11 @@ import onboard
 from onboard.analysis.repository import PACKAGE
 from onboard.analysis.source import find_method, module_source
 from onboard.analysis.spec import Block, ModelSpec
-from onboard.analysis.tiny import build_tiny, load_config, one_line
+from onboard.analysis.tiny.tiny_model import build_tiny, load_config, one_line
 from onboard.codegen.config_class import plain_config_class
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
 from onboard.codegen.plain_names import with_plain_names
-from onboard.codegen.render import render
 from onboard.codegen.translate import causal, chosen, compressed, experts
 from onboard.codegen.translate.blocks import NORMS, Recognised
 from onboard.codegen.translate.classes import Translator
@@ -29,7 +28,8 @@ from onboard.codegen.translate.state import ClassState
 from onboard.codegen.translate.ties import FUNCTION
 from onboard.codegen.translate.values import Config, Untranslatable
 from onboard.errors import OnboardError
-from onboard.graph.codebooks import places_of
+from onboard.hf.codebooks import places_of
+from onboard.render import render
 
 TEMPLATE_VERSION = 1
 

@@ -13,9 +13,9 @@ from onboard.config import RuntimeConfig
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 
 if TYPE_CHECKING:
-    from onboard.graph.cached_hf import AttentionLayer
+    from onboard.graph.cache_init.cached_hf import AttentionLayer
+    from onboard.graph.export.layer_kinds import Repeated
     from onboard.graph.factory import ModelFactory
-    from onboard.graph.layer_kinds import Repeated
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TransformContext:
     history: list[HistoryEntry] = field(default_factory=list)
     """One entry a transform, in order; `dataclasses.asdict` of each is JSON."""
     cache: Any = None
-    """The `CachedSequenceInterface` (onboard.graph.cached_sequence): made by the first `insert_cached_*`, allocated by
+    """The `CachedSequenceInterface` (onboard.cache.cached_sequence): made by the first `insert_cached_*`, allocated by
     `initialize_cache`, grown by `resize_kv_cache`."""
 
     left_out: Repeated | None = None

@@ -18,11 +18,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from onboard.config import Mode, deep_merge, suggest
 from onboard.content import content_path
 from onboard.errors import OnboardError, UsageError
-from onboard.graph.architecture import decoder_config, text_config
-from onboard.graph.codebooks import codebooks_of
-from onboard.graph.config_layers import cut_layers, read_layers
-from onboard.graph.reference import build_reference
-from onboard.graph.windows import windowless_layer
+from onboard.graph.export.config_windows import windowless_layer
+from onboard.hf.architecture import decoder_config, text_config
+from onboard.hf.codebooks import codebooks_of
+from onboard.hf.config_layers import cut_layers, read_layers
+from onboard.hf.hf_model import build_reference
 from onboard.modeling import (
     ONE_CODEBOOK,
     CausalLMOutput,

@@ -176,16 +176,3 @@ def _copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
     twin.meta = copy.deepcopy(gm.meta)  # the weight plan, which transforms edit in place
     twin.graph = graph
     return twin.train(gm.training)
-
-
-def input_names(gm: nn.Module) -> list[str]:
-    """Return the names of a graph module's placeholders, also through a wrapper that exposes `graph`.
-
-    A model without a graph says them itself (`input_names`).
-    """
-    if not hasattr(gm, "graph"):
-        names: list[str] = gm.input_names  # type: ignore[assignment]
-        return names
-    graph = gm.graph
-    assert isinstance(graph, fx.Graph)
-    return [str(node.target) for node in graph.find_nodes(op="placeholder")]

@@ -26,15 +26,15 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from onboard.cache.resources import CacheResource, KVPagedResource
 from onboard.content import CONTENT_ROOT
 from onboard.extensions import extensions_digest
-from onboard.graph.cache import CacheResource, KVPagedResource
-from onboard.graph.checkpoint import Checkpoint
+from onboard.graph.cache_init.interface import make_interface
 from onboard.graph.context import HistoryEntry, TransformContext
-from onboard.graph.interface import make_interface
 from onboard.graph.saved_graph import CannotSaveError, load_graph, save_graph
 from onboard.graph.transform import BaseTransform
-from onboard.graph.weights import is_as_loaded, weight_plan
+from onboard.graph.weight_load.parameters import is_as_loaded, weight_plan
+from onboard.graph.weight_load.safetensors_folder import Checkpoint
 from onboard.user_cache import user_cache
 
 MOST_BYTES = 2 << 30

@@ -9,10 +9,10 @@ import torch
 from torch import fx, nn
 
 from onboard.errors import NoCachedFormError, OnboardError
+from onboard.graph.cache_init.token_mixing import token_mixing
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import graph_modules, is_op, nodes_of
-from onboard.graph.patterns import CASTS, aten
-from onboard.graph.token_mixing import token_mixing
+from onboard.graph.pattern_matcher.patterns import CASTS, aten
 from onboard.graph.transform import Stages
 from onboard.ops import stateful_ops
 

@@ -26,7 +26,6 @@ from onboard.errors import OnboardError, UsageError
 from onboard.extensions import broken
 from onboard.graph.cleanup import clean_up
 from onboard.graph.context import HistoryEntry, TransformContext
-from onboard.graph.dump import dump
 from onboard.graph.extensions import in_order, outside_transforms, own_pipeline
 from onboard.graph.fx import copy_graphs, graph_modules, set_submodule
 from onboard.graph.graph_cache import Done, GraphCache, KeptRun
@@ -41,6 +40,7 @@ from onboard.graph.transform import (
     transform_keys,
     validated,
 )
+from onboard.graph.visualize.dump import dump
 
 T = TypeVar("T")
 Observer = Callable[[str, nn.Module, TransformContext], None]

@@ -20,10 +20,10 @@ from torch import fx, nn
 from torch._ops import OpOverload
 
 from onboard.graph.fx import attribute
-from onboard.graph.weights import set_parameter, tied_names, weight_plan
+from onboard.graph.weight_load.parameters import set_parameter, tied_names, weight_plan
 
-_MODULES = ("_operator", "operator", "math", "onboard.graph.streams")
-_CLASSES = ("onboard.graph.weights", "onboard.graph.cache")
+_MODULES = ("_operator", "operator", "math", "onboard.graph.compile.streams")
+_CLASSES = ("onboard.graph.weight_load.parameters", "onboard.cache.resources")
 _META = ("weight_plan", "tied_parameters", "unread_parameters")
 _CONSTANTS = {
     "dtype": torch.dtype,

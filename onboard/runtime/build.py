@@ -24,7 +24,7 @@ from onboard.runtime.tested_file import why_untested
 from onboard.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from onboard.runtime.composite import Composite
+    from onboard.runtime.multimodal.towers import Composite
 
 log = logging.getLogger("onboard.runtime")
 
@@ -91,8 +91,10 @@ def _overlaps(context: TransformContext) -> bool:
 
 def _run_checked(pipeline: Pipeline, context: TransformContext, observer: Observer | None) -> nn.Module:
     """Run the pipeline on transformers' own module, and compare it with that before it serves."""
-    from onboard.runtime.losses import losses  # what these import takes seconds, which a generated model need not wait
-    from onboard.runtime.self_check import SelfCheck
+    from onboard.runtime.mode_notes import (
+        losses,  # what these import takes seconds, which a generated model need not wait
+    )
+    from onboard.verify.self_check import SelfCheck
 
     check = SelfCheck(context, observer)
     gm = pipeline.run(context, check.observe)
@@ -111,7 +113,7 @@ def _graph_cache(context: TransformContext) -> GraphCache | None:
 
 
 def _composite(context: TransformContext) -> Composite:
-    from onboard.runtime.composite import Composite
+    from onboard.runtime.multimodal.towers import Composite
 
     return Composite(context)
 

@@ -12,24 +12,24 @@ import numpy as np
 import torch
 from torch import fx, nn
 
+from onboard.cache.cached_sequence import MROPE_DELTA, CachedSequenceInterface
+from onboard.cache.next_token import Chosen
 from onboard.errors import UsageError
-from onboard.graph.cached_sequence import MROPE_DELTA, CachedSequenceInterface
+from onboard.graph.cache_init.embedded_inputs import with_given_inputs
 from onboard.graph.fx import graph_modules
-from onboard.graph.next_token import Chosen
-from onboard.graph.prompt_inputs import with_given_inputs
 from onboard.modeling import Codebooks
-from onboard.runtime.flight import Flight, Landing
 from onboard.runtime.logprobs import logprobs
-from onboard.runtime.memory import CacheMemory
-from onboard.runtime.prompt_inputs import PromptInputs, given_rows
-from onboard.runtime.request import FinishReason, Request, Step, StepRows
+from onboard.runtime.multimodal.prompt_inputs import PromptInputs, given_rows
 from onboard.runtime.rope import LengthDependentRope
 from onboard.runtime.sampling import SamplingParams, stream_key
-from onboard.runtime.scheduler import Scheduler
+from onboard.runtime.scheduling.pending_step import Flight, Landing
+from onboard.runtime.scheduling.request import FinishReason, Request, Step, StepRows
+from onboard.runtime.scheduling.scheduler import Scheduler
+from onboard.runtime.scheduling.sequence_pages import CacheMemory
 from onboard.runtime.tokenizer import Detokenizer, Tokenizer
 
 if TYPE_CHECKING:
-    from onboard.runtime.composite import Composite
+    from onboard.runtime.multimodal.towers import Composite
 
 _LOGITS_CHUNK = 256  # tokens whose logits `logits` computes at a time: rows of the vocabulary's size are large
 

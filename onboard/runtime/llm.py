@@ -18,9 +18,9 @@ from onboard.hub import read_config
 from onboard.registry import find_entry
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
-from onboard.runtime.request import FinishReason, Request, Step
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.scheduling.request import FinishReason, Request, Step
 from onboard.runtime.tested_file import why_not_run
 
 Prompt = str | Sequence[int] | Mapping[str, Any]

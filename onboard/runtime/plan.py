@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from onboard.cache.budget import CUDA_RESERVE, CachePlan, MemoryPlan
+from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.config import RuntimeConfig
 from onboard.content import content_path
 from onboard.errors import OnboardError
-from onboard.graph.cached_sequence import CachedSequenceInterface
-from onboard.graph.capture import capture_sizes
+from onboard.graph.cache_init.interface import cache_plan
+from onboard.graph.compile.capture import capture_sizes
 from onboard.graph.context import TransformContext
+from onboard.graph.export.layer_kinds import Repeated
+from onboard.graph.export.left_out import Occurrences, UnlikeError, restore_experts
 from onboard.graph.factory import read_config
 from onboard.graph.fx import graph_modules
-from onboard.graph.interface import cache_plan
-from onboard.graph.layer_kinds import Repeated
-from onboard.graph.left_out import Occurrences, UnlikeError, restore_experts
 from onboard.graph.peak import peak_bytes
 from onboard.graph.pipeline import Pipeline, pipeline_for
-from onboard.graph.plan import CUDA_RESERVE, CachePlan, MemoryPlan
 from onboard.ops import has_triton
 from onboard.runtime.build import check_cached, make_context, max_positions, resolve_dtype
 

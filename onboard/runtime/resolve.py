@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from onboard.composition import compose
 from onboard.config import RuntimeConfig
 from onboard.errors import UsageError
-from onboard.graph.quantised import refuse_quantised
+from onboard.hf.quantised import refuse_quantised
 from onboard.hub import open_source
 from onboard.registry import find_entry
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from onboard.codegen.format import format_python
-from onboard.codegen.render import render
 from onboard.errors import UsageError
+from onboard.render import render
 from onboard.standalone import loader
 from onboard.standalone.bundle import Bundle, foreign_packages
 from onboard.standalone.subject import Subject

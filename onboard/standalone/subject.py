@@ -13,12 +13,12 @@ import torch
 
 from onboard import __version__
 from onboard.errors import OnboardError, UsageError
-from onboard.graph.architecture import find_language_model
-from onboard.graph.checkpoint import Checkpoint
-from onboard.graph.converted_weights import Source
 from onboard.graph.factory import ModelFactory
-from onboard.graph.weight_sources import find_sources
-from onboard.graph.weights import tied_names
+from onboard.graph.weight_load.converted_weights import Source
+from onboard.graph.weight_load.parameters import tied_names
+from onboard.graph.weight_load.safetensors_folder import Checkpoint
+from onboard.graph.weight_load.weight_sources import find_sources
+from onboard.hf.architecture import find_language_model
 from onboard.hub import open_source
 from onboard.modeling import registered_config
 from onboard.registry import RegistryEntry, digest, find_entry

@@ -10,9 +10,9 @@ import ast
 import re
 
 from onboard.codegen.format import format_python
-from onboard.codegen.render import render
 from onboard.errors import OnboardError
 from onboard.hub import read_config
+from onboard.render import render
 from onboard.standalone.attention_calls import ATTENTION, refuse_other_mixers
 from onboard.standalone.model_text import OpCall, insert_after, op_calls, with_functions
 from onboard.standalone.package import bundled, package_name, project

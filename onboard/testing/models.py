@@ -13,12 +13,12 @@ import torch
 import transformers
 from torch import nn
 
-from onboard.analysis.tiny import fill_integers, is_table
+from onboard.analysis.tiny.tiny_model import fill_integers, is_table
 from onboard.errors import OnboardError
-from onboard.graph.codebooks import with_tokens
-from onboard.graph.expert_weights import separate_experts
 from onboard.graph.factory import default_dtype
-from onboard.graph.reference import without_missing_towers
+from onboard.hf.codebooks import with_tokens
+from onboard.hf.expert_weights import separate_experts
+from onboard.hf.hf_model import without_missing_towers
 from onboard.modeling import load_model_file, registered_model
 
 _MADE_FROM = re.compile(r"from transformers (\S+),$", re.MULTILINE)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import torch
 
 from onboard.runtime.engine import Engine
-from onboard.runtime.request import Request
 from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.scheduling.request import Request
 
 Question = tuple[tuple[int, ...], SamplingParams]
 

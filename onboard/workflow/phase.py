@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from onboard.analysis.spec import ModelSpec
 from onboard.config import DType, StrictModel
-from onboard.workflow.programs import RunModule, in_new_interpreter
-from onboard.workflow.watched import Tell
+from onboard.workflow.processes.programs import RunModule, in_new_interpreter
+from onboard.workflow.processes.watched import Tell
 
 if TYPE_CHECKING:
     from onboard.hub import ModelSource

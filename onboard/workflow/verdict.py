@@ -18,6 +18,7 @@ from onboard.registry_text import set_fields
 from onboard.workflow.files import write_atomically
 from onboard.workflow.phase import PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
+from onboard.workflow.reporting.support_matrix import empty_matrix, matrix_path, updated_matrix
 from onboard.workflow.results import Result, now, save_result
 
 PhaseRun = Callable[[Any, RunContext], PhaseResult]
@@ -59,8 +60,6 @@ def _record(context: RunContext, status: registry.Status) -> None:
 
 def _show_failure(context: RunContext) -> None:
     """Write a failed run to results and support matrix, which the phase for it is not reached to do."""
-    from onboard.workflow.phases.matrix import empty_matrix, matrix_path, updated_matrix
-
     path, name = matrix_path(context.root), context.read_json(REGISTRATION)["name"]
     text = path.read_text(encoding="utf-8") if path.exists() else empty_matrix()
     device = context.options.device if context.options.device != "auto" else "cuda" if list_gpus() else "cpu"

@@ -15,14 +15,14 @@ import yaml
 
 from onboard import registry
 from onboard.analysis.spec import ModelSpec
-from onboard.codegen.render import render
 from onboard.config import suggest
 from onboard.errors import UsageError
 from onboard.registry_text import insert_entry
+from onboard.render import render
 from onboard.workflow.phases.cookbook import TEMPLATE, notebook_of, notebook_text, notebook_values
 from onboard.workflow.phases.generate import same_but_revision
-from onboard.workflow.phases.matrix import matrix_path, update_matrix
 from onboard.workflow.phases.register import mended, new_entry, standalone_text
+from onboard.workflow.reporting.support_matrix import matrix_path, update_matrix
 from onboard.workflow.results import Result, load_results
 
 ZOO = Path("registry", "zoo.yaml")
@@ -82,9 +82,9 @@ def _as_released(spec: ModelSpec, fields: Mapping[str, Any]) -> ModelSpec:
 
 
 def _family_files(specs: Sequence[ModelSpec], root: Path) -> Iterator[tuple[Path, str]]:
+    from onboard.codegen.equivalence_test import generate_test_file
     from onboard.codegen.model_file import generate_model_file
-    from onboard.codegen.prove import prove
-    from onboard.codegen.test_file import generate_test_file
+    from onboard.verify.blocks import prove
 
     text = generate_model_file(specs[0])
     for spec in specs:

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from onboard import gpu
 from onboard.cli.main import run
 from onboard.errors import ConsentRequiredError
-from onboard.workflow.engine import load_phase, open_run
 from onboard.workflow.phase import RunOptions
+from onboard.workflow.phase_runner import load_phase, open_run
 
 Break = Callable[[Path], None]
 

@@ -9,8 +9,8 @@ import pytest
 from drawing import some_of
 from warm import Warm
 
-from onboard.workflow.sweep.checkpoint import make_checkpoint
-from onboard.workflow.sweep.targets import Target
+from onboard.workflow.sweep.inputs.targets import Target
+from onboard.workflow.sweep.inputs.tiny_checkpoint import make_checkpoint
 
 COMPOSITES = ("gemma3", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl", "voxtral")
 

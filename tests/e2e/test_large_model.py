@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from onboard.analysis.analyze import analyze
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.prove import prove
+from onboard.verify.blocks import prove
 from onboard.config import RuntimeConfig
 from onboard.graph.fx import nodes_of
 from onboard.graph.pipeline import Pipeline, load_pipeline

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from warm import Warm
 
 from onboard import LLM, SamplingParams
-from onboard.analysis.tiny import build_tiny
+from onboard.analysis.tiny.tiny_model import build_tiny
 
 LENGTHS = (3, 11, 26, 41)
 """Ragged prompts; the tiny models' windows are shorter than the longest."""

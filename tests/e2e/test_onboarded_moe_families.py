@@ -11,8 +11,8 @@ from test_onboarded_families import _assert_equal, _onboard
 from transformers import AutoConfig
 from warm import Warm
 
-from onboard.analysis.tiny import build_tiny
-from onboard.graph.checkpoint import Checkpoint
+from onboard.analysis.tiny.tiny_model import build_tiny
+from onboard.graph.weight_load.safetensors_folder import Checkpoint
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from checkpoints import save_checkpoint
 from onboard import registry
 from onboard.registry import RegistryEntry, load_entries, models_path
 from onboard.registry_text import insert_entry
-from onboard.workflow.phases.matrix import empty_matrix, matrix_path, refreshed
+from onboard.workflow.reporting.support_matrix import empty_matrix, matrix_path, refreshed
 from onboard.workflow.results import Result, load_results
 
 pytestmark = pytest.mark.exhaustive

@@ -16,7 +16,7 @@ import pytest
 from warm import Warm
 
 from onboard.content import CONTENT_ROOT
-from onboard.workflow.engine import PHASES
+from onboard.workflow.phase_runner import PHASES
 from onboard.workflow.sweep.record import LEVELS, TESTED, TargetRecord, conclude
 from onboard.workflow.sweep.store import RECORD
 
@@ -116,7 +116,7 @@ def test_an_interrupt_leaves_what_was_found_and_no_process(tmp_path: Path) -> No
 # Breaks the tool in one place; its own proof is off, so that only the generated tests are left to see it.
 BROKEN_TOOL = """
 import onboard.codegen.model_file as model_file
-import onboard.codegen.prove as prove
+import onboard.verify.blocks as prove
 from onboard.workflow.sweep import worker
 from onboard.workflow.sweep.child import Job
 

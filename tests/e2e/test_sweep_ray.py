@@ -20,7 +20,7 @@ from pathlib import Path
 from onboard.workflow.sweep import ray_executor
 from onboard.workflow.sweep.child import Job
 from onboard.workflow.sweep.ray_executor import RayExecutor
-from onboard.workflow.sweep.targets import Target
+from onboard.workflow.sweep.inputs.targets import Target
 
 class Slot(ray_executor.Slot):
     def do(self, text):

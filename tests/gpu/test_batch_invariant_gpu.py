@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from onboard import LLM, SamplingParams
-from onboard.cli.demo import CHECKPOINT
-from onboard.runtime.request import Request
+from onboard.cli.commands.demo import CHECKPOINT
+from onboard.runtime.scheduling.request import Request
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

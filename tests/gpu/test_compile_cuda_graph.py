@@ -16,8 +16,8 @@ from decoder_support import copied_inputs, decoder, make_cache, set_decode_batch
 from graph_support import rmse
 
 from onboard.config import RuntimeConfig
+from onboard.graph.compile.cuda_graph import CapturedDecode
 from onboard.graph.context import TransformContext
-from onboard.graph.cuda_graph import CapturedDecode
 from onboard.graph.transform import get_transform
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from onboard import LLM, SamplingParams
-from onboard.cli.demo import CHECKPOINT
+from onboard.cli.commands.demo import CHECKPOINT
 from onboard.graph.transform import Stages, transform_keys
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -18,9 +18,9 @@ from decoder_support import VOCABULARY, copied_inputs, decoder, make_cache, set_
 from graph_support import rmse
 
 from onboard.config import RuntimeConfig
+from onboard.graph.compile.cuda_graph import CapturedDecode
+from onboard.graph.compile.piecewise import PiecewiseGraph
 from onboard.graph.context import TransformContext
-from onboard.graph.cuda_graph import CapturedDecode
-from onboard.graph.piecewise import PiecewiseGraph
 from onboard.graph.transform import get_transform
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

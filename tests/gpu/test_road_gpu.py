@@ -12,7 +12,7 @@ import torch
 from checkpoints import save_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from onboard.cli.demo import CHECKPOINT
+from onboard.cli.commands.demo import CHECKPOINT
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "graph"))
 from fusion_support import apply, context_for, exported, random_state
 
 from onboard.errors import OnboardError
-from onboard.graph.weight_stream import Load, stream
+from onboard.graph.weight_load.weight_stream import Load, stream
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

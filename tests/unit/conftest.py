@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
 from onboard.analysis.spec import Block, LayerKind, ModelSpec
-from onboard.codegen.test_file import generate_test_file
+from onboard.codegen.equivalence_test import generate_test_file
 
 _BLOCKS = {
     "LlamaRMSNorm": ("rmsnorm", "model.norm"),

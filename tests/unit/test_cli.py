@@ -14,12 +14,12 @@ import pytest
 
 from onboard import __version__
 from onboard.cli import main
-from onboard.cli.model import ModelRun, resume_command
+from onboard.cli.commands.model import ModelRun, resume_command
 from onboard.cli.terminal import escaped
 from onboard.errors import ConsentRequiredError, NotCausalError, OnboardError
-from onboard.workflow.engine import Engine
 from onboard.workflow.outcome import PhaseOutcome, RunOutcome
 from onboard.workflow.phase import RunContext
+from onboard.workflow.phase_runner import Engine
 
 
 def onboard(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -331,7 +331,7 @@ def test_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onboard.cli.doctor._PACKAGES", ("torch", "no-such-package"))
+    monkeypatch.setattr("onboard.cli.commands.doctor._PACKAGES", ("torch", "no-such-package"))
     monkeypatch.setenv("HF_TOKEN", "secret")
     assert main.run(["doctor"]) == 0
     output = capsys.readouterr().out

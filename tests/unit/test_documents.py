@@ -56,7 +56,7 @@ def test_status_and_doctor(tmp_path: Path, capsys: Capture, monkeypatch: pytest.
     (folder / "state.json").write_text(json.dumps({"model": "org/name", "phases": phases}))
     found = document(["status", "--root", str(tmp_path)], 0, capsys)
     assert found["models"]["org--name"]["phases"]["gather"]["status"] == "interrupted"
-    monkeypatch.setattr("onboard.cli.doctor._PACKAGES", ("pydantic",))
+    monkeypatch.setattr("onboard.cli.commands.doctor._PACKAGES", ("pydantic",))
     assert document(["doctor"], 0, capsys)["facts"]["pydantic"]
 
 

@@ -26,7 +26,7 @@ from onboard.testing import (
     record_calls,
     rmse_ratio,
 )
-from onboard.workflow.pytest_run import run_pytest
+from onboard.workflow.processes.pytest_run import run_pytest
 
 CONFIG = LlamaConfig(
     hidden_size=32,

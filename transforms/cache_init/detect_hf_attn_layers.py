@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from onboard.errors import OnboardError
-from onboard.graph.attention_probe import check_calls
-from onboard.graph.cached_hf import AttentionLayer
+from onboard.graph.cache_init.attention_probe import check_calls
+from onboard.graph.cache_init.cached_hf import AttentionLayer
 from onboard.graph.context import TransformContext
-from onboard.graph.hf_attention import AttentionCall, attention_recorded
-from onboard.graph.hf_export import canonical_attention
+from onboard.graph.export.hf_attention import AttentionCall, attention_recorded
+from onboard.graph.export.hf_export import canonical_attention
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 

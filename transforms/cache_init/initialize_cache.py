@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from onboard.graph.cached_sequence import CachedSequenceInterface
+from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 

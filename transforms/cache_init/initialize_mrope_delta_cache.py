@@ -6,11 +6,11 @@ import torch
 from torch import fx, nn
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
-from onboard.graph.cache import StateResource
-from onboard.graph.cached_sequence import MROPE_DELTA
+from onboard.cache.cached_sequence import MROPE_DELTA
+from onboard.cache.resources import StateResource
+from onboard.graph.cache_init.interface import make_interface
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import add_placeholder, placeholders
-from onboard.graph.interface import make_interface
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 

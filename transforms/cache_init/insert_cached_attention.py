@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from onboard.graph.descriptor import AttentionDescriptor
-from onboard.graph.insert_cached import InsertCached
+from onboard.graph.cache_init.descriptor import AttentionDescriptor
+from onboard.graph.cache_init.insert_cached import InsertCached
 from onboard.graph.transform import register_transform
 
 

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from onboard.cache.batch import STATE_METADATA_NAMES
+from onboard.cache.resources import CacheResource, StateResource
 from onboard.graph.backends import kernel_obstacle
-from onboard.graph.cache import CacheResource, StateResource
-from onboard.graph.descriptor import CachedOpDescriptor, refuse_unless, tensor_argument
+from onboard.graph.cache_init.descriptor import CachedOpDescriptor, refuse_unless, tensor_argument
+from onboard.graph.cache_init.insert_cached import InsertCached
 from onboard.graph.fx import arguments
-from onboard.graph.insert_cached import InsertCached
-from onboard.graph.sequence import STATE_METADATA_NAMES
 from onboard.graph.transform import register_transform
 from onboard.ops.activation import KERNEL_ACTIVATIONS
 

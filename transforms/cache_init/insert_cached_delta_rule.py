@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from onboard.graph.cache import CacheResource, StateResource
-from onboard.graph.descriptor import StateDescriptor, tensor_argument
-from onboard.graph.insert_cached import InsertCached
+from onboard.cache.resources import CacheResource, StateResource
+from onboard.graph.cache_init.descriptor import StateDescriptor, tensor_argument
+from onboard.graph.cache_init.insert_cached import InsertCached
 from onboard.graph.transform import register_transform
 from onboard.ops.ssm import wide_dtype
 

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from onboard.cache.batch import METADATA_NAMES
+from onboard.cache.resources import CacheResource, KVPagedResource
 from onboard.graph.backends import kernel_obstacle
-from onboard.graph.cache import CacheResource, KVPagedResource
-from onboard.graph.descriptor import CachedOpDescriptor, refuse_unless, tensor_argument
+from onboard.graph.cache_init.descriptor import CachedOpDescriptor, refuse_unless, tensor_argument
+from onboard.graph.cache_init.insert_cached import InsertCached
 from onboard.graph.fx import arguments
-from onboard.graph.insert_cached import InsertCached
-from onboard.graph.sequence import METADATA_NAMES
 from onboard.graph.transform import register_transform
 
 MOST_RANK = 1024

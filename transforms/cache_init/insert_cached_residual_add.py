@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from onboard.graph.cache import CacheResource, KVPagedResource
-from onboard.graph.descriptor import CachedOpDescriptor, tensor_argument
-from onboard.graph.insert_cached import InsertCached
+from onboard.cache.resources import CacheResource, KVPagedResource
+from onboard.graph.cache_init.descriptor import CachedOpDescriptor, tensor_argument
+from onboard.graph.cache_init.insert_cached import InsertCached
 from onboard.graph.transform import register_transform
 
 

@@ -9,10 +9,10 @@ import torch
 from pydantic import Field
 from torch import fx, nn
 
-from onboard.graph.cache import CacheResource, StateResource
+from onboard.cache.resources import CacheResource, StateResource
+from onboard.graph.cache_init.descriptor import StateDescriptor, tensor_argument
+from onboard.graph.cache_init.insert_cached import InsertCached, InsertCachedConfig
 from onboard.graph.context import TransformContext
-from onboard.graph.descriptor import StateDescriptor, tensor_argument
-from onboard.graph.insert_cached import InsertCached, InsertCachedConfig
 from onboard.graph.transform import TransformInfo, register_transform
 from onboard.ops.ssm import wide_dtype
 

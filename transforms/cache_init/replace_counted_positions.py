@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, call, is_op, nodes_of, placeholders, replace_with
-from onboard.graph.patterns import CASTS, aten
+from onboard.graph.pattern_matcher.patterns import CASTS, aten
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _SHAPES = (aten.view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.expand)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from onboard.cache.budget import CachePlan
+from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.errors import OnboardError
-from onboard.graph.cached_sequence import CachedSequenceInterface
+from onboard.graph.cache_init.interface import cache_plan
 from onboard.graph.context import TransformContext
-from onboard.graph.interface import cache_plan
-from onboard.graph.plan import CachePlan
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import nn
 
+from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.errors import OnboardError
 from onboard.graph.backends import cached_backend
-from onboard.graph.cached_hf import CachedTransformersModel
-from onboard.graph.cached_sequence import CachedSequenceInterface
+from onboard.graph.cache_init.cached_hf import CachedTransformersModel
+from onboard.graph.cache_init.descriptor import AttentionDescriptor
+from onboard.graph.cache_init.interface import cache_dtype, make_interface
 from onboard.graph.context import TransformContext
-from onboard.graph.descriptor import AttentionDescriptor
-from onboard.graph.interface import cache_dtype, make_interface
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 

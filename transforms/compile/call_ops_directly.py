@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import fx, nn
 
+from onboard.graph.compile.direct_calls import DirectCalls
 from onboard.graph.context import TransformContext
-from onboard.graph.direct_calls import DirectCalls
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 

@@ -10,14 +10,15 @@ from pydantic import Field, model_validator
 from torch import fx, nn
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
+from onboard.cache.cached_sequence import input_names
 from onboard.errors import UsageError
-from onboard.graph.capture import capture_sizes
+from onboard.graph.compile.capture import capture_sizes
+from onboard.graph.compile.cuda_graph import CapturedDecode
+from onboard.graph.compile.pieces import CannotSplitError
+from onboard.graph.compile.piecewise import PiecewiseGraph, token_buckets
+from onboard.graph.compile.streams import in_one_stream
 from onboard.graph.context import TransformContext
-from onboard.graph.cuda_graph import CapturedDecode
-from onboard.graph.fx import graph_modules, input_names, nodes_of
-from onboard.graph.pieces import CannotSplitError
-from onboard.graph.piecewise import PiecewiseGraph, token_buckets
-from onboard.graph.streams import in_one_stream
+from onboard.graph.fx import graph_modules, nodes_of
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 PositiveInt = Annotated[int, Field(ge=1)]

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from torch import fx, nn
 
+from onboard.graph.compile.streams import bring_forward, computes, cone, is_product, own_part, run_aside, sources
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, op_name
-from onboard.graph.streams import bring_forward, computes, cone, is_product, own_part, run_aside, sources
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _ROOTS = ("q_nope", "q_pe", "query"), ("compressed_kv", "kpe", "key", "value")

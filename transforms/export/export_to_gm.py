@@ -7,7 +7,7 @@ from torch import fx, nn
 
 from onboard.errors import UsageError
 from onboard.graph.context import TransformContext
-from onboard.graph.layer_kinds import Repeated, find_repeated
+from onboard.graph.export.layer_kinds import Repeated, find_repeated
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _FARTHEST = 1 << 20
@@ -42,7 +42,7 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
         if self.config.patch_list:
             raise UsageError(f"there is no export patch {self.config.patch_list[0]!r}", hint="There are none: use null")
         if context.factory.replaces_attention:
-            from onboard.graph.hf_export import with_canonical_attention
+            from onboard.graph.export.hf_export import with_canonical_attention
 
             graph = with_canonical_attention(gm, lambda: self._export(gm, context, None), context)
         else:
@@ -52,7 +52,7 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
 
     def _stamped(self, gm: nn.Module, context: TransformContext) -> nn.Module:
         """Export a part and copy the rest of it; all of it where that cannot be."""
-        from onboard.graph.stamp import StampError  # imports a computer algebra system
+        from onboard.graph.export.stamp import StampError  # imports a computer algebra system
 
         stamp = self.config.stamp_layers
         repeated = find_repeated(gm, self.config.num_moe_experts_for_export or 2) if stamp else None
@@ -65,7 +65,7 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
             return self._export(gm, context, None)
 
     def _export(self, gm: nn.Module, context: TransformContext, repeated: Repeated | None) -> nn.Module:
-        from onboard.graph.export import export_to_graph
+        from onboard.graph.export.export import export_to_graph
 
         return export_to_graph(
             gm,
@@ -84,7 +84,7 @@ def _check_sizes(graph: nn.Module, name: str, context: TransformContext) -> None
 
     The last token of the longest text is never an input.
     """
-    from onboard.graph.guards import broken_guard, refuse_broken_guard  # imports a computer algebra system
+    from onboard.graph.export.guards import broken_guard, refuse_broken_guard  # imports a computer algebra system
 
     assert isinstance(graph, fx.GraphModule)
     if broken_guard(graph, max(_FARTHEST, context.runtime.max_seq_len) - 1) is None:

@@ -12,7 +12,7 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import is_op
-from onboard.graph.layer_ends import layer_paths, results
+from onboard.graph.pattern_matcher.layer_ends import layer_paths, results
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _LEAST_LAYERS = 7

@@ -6,7 +6,7 @@ from torch import fx, nn
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import nodes_of, replace_with
-from onboard.graph.patterns import Op, Through, Var, aten, find, is_node, rank, same_shape
+from onboard.graph.pattern_matcher.patterns import Op, Through, Var, aten, find, is_node, rank, same_shape
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _INNER = Op(aten.transpose, Var("tensor", where=is_node), Var("dim0"), Var("dim1"))

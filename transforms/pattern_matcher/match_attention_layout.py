@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import fx, nn
 
-from onboard.graph.attention import ATTENTION, rewrite_attention
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, nodes_of, replace_with
+from onboard.graph.pattern_matcher.attention_nodes import ATTENTION, rewrite_attention
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 

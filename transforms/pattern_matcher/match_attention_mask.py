@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import fx, nn
 
-from onboard.graph.attention import ATTENTION, MaskReader, rewrite_attention
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, nodes_of, replace_with
+from onboard.graph.pattern_matcher.attention_nodes import ATTENTION, MaskReader, rewrite_attention
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from onboard.graph.attention import ATTENTION
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import ancestors, arguments, call, is_op, nodes_of, replace_with
-from onboard.graph.masks import PROBED, evaluate
-from onboard.graph.patterns import aten
+from onboard.graph.pattern_matcher.attention_nodes import ATTENTION
+from onboard.graph.pattern_matcher.masks import PROBED, evaluate
+from onboard.graph.pattern_matcher.patterns import aten
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 from onboard.ops.dynamic_mask import kept_bias
 

@@ -6,10 +6,23 @@ from typing import Any
 
 from torch import fx, nn
 
-from onboard.graph.attention import MaskReader, insert_attention
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import nodes_of, replace_with
-from onboard.graph.patterns import Bound, Either, Op, Through, Var, aten, cast, find, is_node, is_number, rank, same_dim
+from onboard.graph.pattern_matcher.attention_nodes import MaskReader, insert_attention
+from onboard.graph.pattern_matcher.patterns import (
+    Bound,
+    Either,
+    Op,
+    Through,
+    Var,
+    aten,
+    cast,
+    find,
+    is_node,
+    is_number,
+    rank,
+    same_dim,
+)
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _QUERY, _KEY, _VALUE = (Var(name, where=is_node) for name in ("query", "key", "value"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
-from onboard.graph.attention import ATTENTION, rewrite_attention
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
+from onboard.graph.pattern_matcher.attention_nodes import ATTENTION, rewrite_attention
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _REPEAT = torch.ops.onboard.torch_attention_repeat_kv

@@ -7,7 +7,7 @@ from torch import fx, nn
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import call, nodes_of, replace_with
-from onboard.graph.patterns import Either, Op, Var, aten, find, is_node, is_number
+from onboard.graph.pattern_matcher.patterns import Either, Op, Var, aten, find, is_node, is_number
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _X = Var("x", where=is_node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx, nn
 
 from onboard.graph.context import TransformContext
-from onboard.graph.moe_routing import match_routings
+from onboard.graph.pattern_matcher.moe_routing import match_routings
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 

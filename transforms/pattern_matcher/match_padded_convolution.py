@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, is_op, nodes_of, only_user, replace_with
-from onboard.graph.patterns import aten
+from onboard.graph.pattern_matcher.patterns import aten
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _CONV = torch.ops.onboard.torch_causal_conv1d.default

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from onboard.graph.attention import ATTENTION
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, is_op, nodes_of, replace_with
-from onboard.graph.masks import evaluate
-from onboard.graph.patterns import CASTS, aten
+from onboard.graph.pattern_matcher.attention_nodes import ATTENTION
+from onboard.graph.pattern_matcher.masks import evaluate
+from onboard.graph.pattern_matcher.patterns import CASTS, aten
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _SHORT = 24

@@ -7,7 +7,7 @@ from torch import fx, nn
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import call, nodes_of, replace_with
-from onboard.graph.patterns import Bound, Either, Op, Var, aten, find, is_node, rank, same_dim
+from onboard.graph.pattern_matcher.patterns import Bound, Either, Op, Var, aten, find, is_node, rank, same_dim
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _HEADS = Var("heads", where=is_node)

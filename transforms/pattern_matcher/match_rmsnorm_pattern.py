@@ -9,7 +9,20 @@ from torch import fx, nn
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, is_op, nodes_of, replace_with
-from onboard.graph.patterns import CASTS, Bound, Either, Op, Var, aten, cast, dtype, find, is_node, is_number, rank
+from onboard.graph.pattern_matcher.patterns import (
+    CASTS,
+    Bound,
+    Either,
+    Op,
+    Var,
+    aten,
+    cast,
+    dtype,
+    find,
+    is_node,
+    is_number,
+    rank,
+)
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _X = Var("x", where=is_node)

@@ -8,8 +8,8 @@ from torch import fx, nn
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, nodes_of
-from onboard.graph.patterns import aten
-from onboard.graph.rope import COMPLEX, EXPLICIT, INTERLEAVED
+from onboard.graph.pattern_matcher.patterns import aten
+from onboard.graph.pattern_matcher.rope_nodes import COMPLEX, EXPLICIT, INTERLEAVED
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _UNSQUEEZE_DIM = {"bsnd": 2, "bnsd": 1}

@@ -9,8 +9,8 @@ from torch import fx, nn
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import call, nodes_of
-from onboard.graph.patterns import aten
-from onboard.graph.rope import Rotation, find_rotation
+from onboard.graph.pattern_matcher.patterns import aten
+from onboard.graph.pattern_matcher.rope_nodes import Rotation, find_rotation
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 

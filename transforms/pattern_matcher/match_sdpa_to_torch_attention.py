@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import fx, nn
 
-from onboard.graph.attention import MaskReader, insert_attention
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, nodes_of, replace_with
-from onboard.graph.patterns import aten, rank
+from onboard.graph.pattern_matcher.attention_nodes import MaskReader, insert_attention
+from onboard.graph.pattern_matcher.patterns import aten, rank
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 

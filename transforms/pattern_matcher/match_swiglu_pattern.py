@@ -7,7 +7,7 @@ from torch import fx, nn
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import call, nodes_of, only_user, replace_with
-from onboard.graph.patterns import Bound, Either, Op, Var, aten, find, is_node
+from onboard.graph.pattern_matcher.patterns import Bound, Either, Op, Var, aten, find, is_node
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _LINEAR = (aten.linear, torch.ops.onboard.torch_linear_simple)

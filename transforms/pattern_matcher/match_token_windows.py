@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, is_op, nodes_of, replace_with
-from onboard.graph.patterns import aten
+from onboard.graph.pattern_matcher.patterns import aten
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _SHIFT = torch.ops.onboard.torch_token_shift.default

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import fx, nn
 
-from onboard.graph.constants import fold_constants
 from onboard.graph.context import TransformContext
+from onboard.graph.post_load_fusion.constants import fold_constants
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 

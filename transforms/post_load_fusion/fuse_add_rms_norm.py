@@ -10,9 +10,9 @@ import torch
 from torch import fx, nn
 
 from onboard.graph.backends import fused_op
-from onboard.graph.casts import is_cast, remove_identity_casts
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import Target, arguments, is_op, nodes_of, replace_with
+from onboard.graph.post_load_fusion.casts import is_cast, remove_identity_casts
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 from onboard.graph.values import insert_call
 from onboard.ops import has_triton

@@ -11,10 +11,10 @@ from torch import fx, nn
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import choose_backend, fused_op
-from onboard.graph.casts import is_cast
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import Target, arguments, is_op, nodes_of, replace_with
-from onboard.graph.patterns import Op, Var, aten, dtype, find, is_node, is_number, rank, same_shape
+from onboard.graph.pattern_matcher.patterns import Op, Var, aten, dtype, find, is_node, is_number, rank, same_shape
+from onboard.graph.post_load_fusion.casts import is_cast
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 from onboard.graph.values import insert_call
 

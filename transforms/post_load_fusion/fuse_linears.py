@@ -12,9 +12,9 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import Backend, choose_backend
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, is_op, nodes_of, only_user, replace_with
-from onboard.graph.gemm_fusion import LINEARS
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 from onboard.graph.values import insert_call
+from onboard.graph.weight_load.gemm_fusion import LINEARS
 from onboard.ops import has_triton
 from onboard.ops.activation import KERNEL_ACTIVATIONS
 

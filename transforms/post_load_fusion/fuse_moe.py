@@ -8,9 +8,9 @@ from torch import fx, nn
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import Backend, choose_backend, fused_op, kernel_obstacle
 from onboard.graph.context import TransformContext
-from onboard.graph.expert_stacks import fold_experts, stack_experts
 from onboard.graph.fx import arguments, nodes_of
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.weight_load.expert_stacks import fold_experts, stack_experts
 from onboard.ops.activation import KERNEL_ACTIVATIONS
 
 

@@ -9,8 +9,8 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import choose_backend, fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, nodes_of
-from onboard.graph.gemm_fusion import fuse_swiglu_gemms
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.weight_load.gemm_fusion import fuse_swiglu_gemms
 
 
 @register_transform("fuse_swiglu")

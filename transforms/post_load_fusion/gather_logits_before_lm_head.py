@@ -10,9 +10,9 @@ from torch import fx, nn
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import add_placeholder, arguments, is_op
-from onboard.graph.gemm_fusion import LINEARS
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 from onboard.graph.values import infer_value, insert_call
+from onboard.graph.weight_load.gemm_fusion import LINEARS
 
 aten = torch.ops.aten
 _POINTWISE = (

@@ -6,9 +6,9 @@ from pydantic import Field
 from torch import fx, nn
 
 from onboard.graph.backends import triton_runs_on
-from onboard.graph.casts import remove_identity_casts
 from onboard.graph.context import TransformContext
-from onboard.graph.regions import Region, find_regions, sort_graph
+from onboard.graph.post_load_fusion.casts import remove_identity_casts
+from onboard.graph.post_load_fusion.regions import Region, find_regions, sort_graph
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 from onboard.ops.pointwise import has_xdsl
 
@@ -37,7 +37,7 @@ class MLIRElementwiseFusion(BaseTransform[MLIRElementwiseFusionConfig]):
         if obstacle := _obstacle(context):
             context.facts.append(f"{self.key} was skipped: {obstacle}")
             return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
-        from onboard.graph.fused_regions import fuse_region
+        from onboard.graph.post_load_fusion.fused_regions import fuse_region
 
         casts = remove_identity_casts(gm)
         regions = self._regions(gm)
@@ -52,8 +52,8 @@ class MLIRElementwiseFusion(BaseTransform[MLIRElementwiseFusionConfig]):
         )
 
     def _regions(self, gm: fx.GraphModule) -> list[Region]:
-        from onboard.graph.added_norms import split_added_norms
-        from onboard.graph.pointwise import is_fusible, is_fusible_reduction, operator_name
+        from onboard.graph.post_load_fusion.added_norms import split_added_norms
+        from onboard.graph.post_load_fusion.pointwise_programs import is_fusible, is_fusible_reduction, operator_name
 
         bypassed = set(self.config.bypass_ops)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx, nn
 
 from onboard.graph.context import TransformContext
-from onboard.graph.output_order import order_outputs
+from onboard.graph.post_load_fusion.output_order import order_outputs
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from torch import fx, nn
 
 from onboard.graph.context import TransformContext
-from onboard.graph.namespaces import Namespace, namespace_tree
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.visualize.namespaces import Namespace, namespace_tree
 
 _FOLDER = "debug_visualize"
 _PAGE = """<!doctype html>

@@ -6,8 +6,8 @@ from torch import nn
 from torch.fx import GraphModule
 
 from onboard.graph.context import TransformContext
-from onboard.graph.gemm_fusion import fuse_sibling_linears, fuse_swiglu_gemms
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.weight_load.gemm_fusion import fuse_sibling_linears, fuse_swiglu_gemms
 
 
 @register_transform("fuse_gemms")

@@ -8,14 +8,11 @@ import torch
 from torch import nn
 
 from onboard.errors import OnboardError
-from onboard.graph.checkpoint import Checkpoint, find_non_finite
-from onboard.graph.constants import fold_again
 from onboard.graph.context import TransformContext
-from onboard.graph.converted_weights import Source
+from onboard.graph.post_load_fusion.constants import fold_again
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
-from onboard.graph.weight_sources import WRONG_MODEL, find_sources
-from onboard.graph.weight_stream import Load, stream
-from onboard.graph.weights import (
+from onboard.graph.weight_load.converted_weights import Source
+from onboard.graph.weight_load.parameters import (
     further_names,
     mark_loaded,
     move_buffers,
@@ -24,9 +21,12 @@ from onboard.graph.weights import (
     unread_names,
     weight_plan,
 )
+from onboard.graph.weight_load.safetensors_folder import Checkpoint, find_non_finite
+from onboard.graph.weight_load.weight_sources import WRONG_MODEL, find_sources
+from onboard.graph.weight_load.weight_stream import Load, stream
 
 if TYPE_CHECKING:
-    from onboard.graph.converted import ConvertedCheckpoint
+    from onboard.graph.weight_load.converted import ConvertedCheckpoint
 
 _RANDOM_SCALE = 0.02  # the usual `initializer_range`
 
@@ -91,7 +91,7 @@ def _checkpoint(context: TransformContext) -> Checkpoint | ConvertedCheckpoint:
     factory = context.factory
     if factory.mode == "graph":
         return Checkpoint(factory.checkpoint)
-    from onboard.graph.converted import ConvertedCheckpoint  # imports transformers' models
+    from onboard.graph.weight_load.converted import ConvertedCheckpoint  # imports transformers' models
 
     return ConvertedCheckpoint(factory.checkpoint, factory.config, factory.dtype, context.on_transformers_model)
 

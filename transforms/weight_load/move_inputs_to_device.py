@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import graph_modules
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
-from onboard.graph.weights import move_buffers
+from onboard.graph.weight_load.parameters import move_buffers
 
 
 @register_transform("move_inputs_to_device")

@@ -6,8 +6,8 @@ from torch import nn
 from torch.fx import GraphModule
 
 from onboard.graph.context import TransformContext
-from onboard.graph.expert_stacks import stack_experts
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.weight_load.expert_stacks import stack_experts
 
 
 @register_transform("stack_expert_weights")

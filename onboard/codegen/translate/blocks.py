@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from onboard.analysis.source import ModuleSource
-from onboard.codegen.render import render
 from onboard.codegen.translate import chosen, compressed, experts
 from onboard.codegen.translate.values import COMPLEX, Hole, Value
+from onboard.render import render
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.state import Routine

@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import nn
 
-from onboard.analysis.rescaled import settled
+from onboard.analysis.recognise.rescaled import settled
 from onboard.analysis.source import ModuleSource, find_method, module_source
-from onboard.analysis.tiny import counts_positions
+from onboard.analysis.tiny.tiny_model import counts_positions
 from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects, supers, unrun, windows
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.assign import refuse_growth

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from onboard.codegen.translate.values import Config, Self, Value, attribute
-from onboard.graph import architecture
+from onboard.hf import architecture
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.args import Args

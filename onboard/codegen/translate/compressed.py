@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from onboard.analysis.compressors import COMPRESSOR as COMPRESSOR
-from onboard.analysis.compressors import INDEXER
+from onboard.analysis.recognise.compressors import COMPRESSOR as COMPRESSOR
+from onboard.analysis.recognise.compressors import INDEXER
 from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.values import (
     NONE,

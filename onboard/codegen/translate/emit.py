@@ -34,7 +34,7 @@ from onboard.codegen.translate.values import (
     name,
     residual,
 )
-from onboard.graph.codebooks import places_of
+from onboard.hf.codebooks import places_of
 
 
 @dataclass

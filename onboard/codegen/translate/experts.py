@@ -6,8 +6,8 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from onboard.codegen.render import render
 from onboard.codegen.translate.values import Untranslatable, attribute, call, name, same_code
+from onboard.render import render
 
 KIND = "experts"
 MODULES = "modules"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from onboard.analysis.tiny import first_token_is_plain
-from onboard.analysis.watch import loops_of
+from onboard.analysis.recognise.watch import loops_of
+from onboard.analysis.tiny.tiny_model import first_token_is_plain
 from onboard.codegen.translate.canonical import op
 from onboard.codegen.translate.recurrent import argument
 from onboard.codegen.translate.values import (

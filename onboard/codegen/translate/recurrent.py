@@ -7,8 +7,8 @@ import inspect
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from onboard.analysis.mixers import FORMS, Form
-from onboard.analysis.scan_modules import MODULE_FORMS, SETTING
+from onboard.analysis.recognise.mixers import FORMS, Form
+from onboard.analysis.recognise.scan_modules import MODULE_FORMS, SETTING
 from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.values import (
     NONE,

@@ -27,7 +27,7 @@ from onboard.codegen.translate.values import (
     name,
     residual,
 )
-from onboard.graph.architecture import text_config
+from onboard.hf.architecture import text_config
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.args import Args

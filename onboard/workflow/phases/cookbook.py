@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from onboard.analysis.spec import ModelSpec
-from onboard.codegen.render import render
 from onboard.composition import compose
 from onboard.content import content_path
 from onboard.errors import OnboardError
-from onboard.graph.quantised import describe_config
+from onboard.hf.quantised import describe_config
 from onboard.registry import load_entries, load_standalone
-from onboard.workflow.checkpoint import layer_kinds, max_positions
+from onboard.render import render
+from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, max_positions
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.phases.run import ARTIFACT as RUN

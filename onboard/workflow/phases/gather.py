@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 from onboard.analysis.repository_source import survey_code
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.gpu import device_memory, gigabytes
-from onboard.graph.quantised import refuse_quantised
+from onboard.hf.quantised import refuse_quantised
 from onboard.hub import has_weights
+from onboard.workflow.checkpoint.parameter_count import ModelSize, build_on_meta, estimate_size, module_counts
+from onboard.workflow.checkpoint.usable_weights import check_fit, check_weights, stored_tensors
+from onboard.workflow.checkpoint.vocabulary import check_vocabulary
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.remote import client as remote
-from onboard.workflow.size import ModelSize, build_on_meta, estimate_size, module_counts
-from onboard.workflow.vocabulary import check_vocabulary
-from onboard.workflow.weights import check_fit, check_weights, stored_tensors
 
 ARTIFACT = "gather.json"
 

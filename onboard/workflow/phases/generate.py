@@ -51,7 +51,7 @@ class Generate(Phase):
 def _of_transformers(context: RunContext) -> tuple[str, float]:
     """Return the proven text and the largest error of a block."""
     from onboard.codegen.model_file import generate_model_file
-    from onboard.codegen.prove import prove
+    from onboard.verify.blocks import prove
 
     context.doing("translating")
     text = generate_model_file(context.spec)
@@ -97,7 +97,7 @@ def _prove_for_relatives(path: Path, text: str, context: RunContext) -> None:
 
 def _refusal(text: str, relative: ModelSpec, context: RunContext) -> OnboardError | None:
     """Return why a model file does not serve a model."""
-    from onboard.codegen.prove import prove
+    from onboard.verify.blocks import prove
 
     try:
         if relative.repository:

@@ -5,21 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from onboard.codegen.render import render
 from onboard.content import content_path
 from onboard.git import BranchUpdate, Checkout, branch_name
 from onboard.registry import HEADER, RegistryEntry, load_entries
 from onboard.registry_text import insert_entry, set_fields
-from onboard.workflow.human_notes import human_notes
+from onboard.render import render
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.cookbook import notebook_path
-from onboard.workflow.phases.matrix import empty_matrix, updated_matrix
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
 from onboard.workflow.phases.report import SHARED
 from onboard.workflow.phases.run import ARTIFACT as RUN
 from onboard.workflow.phases.test import CODE
-from onboard.workflow.provenance import onboard_command
-from onboard.workflow.report_view import (
+from onboard.workflow.reporting.human_notes import human_notes
+from onboard.workflow.reporting.provenance import onboard_command
+from onboard.workflow.reporting.report_view import (
     ARTIFACTS,
     about,
     active_facts,
@@ -28,6 +27,7 @@ from onboard.workflow.report_view import (
     review_text,
     short_count,
 )
+from onboard.workflow.reporting.support_matrix import empty_matrix, updated_matrix
 from onboard.workflow.results import load_results
 
 TEMPLATE = "pull_request/pull_request.md.j2"

@@ -16,11 +16,11 @@ from onboard import registry
 from onboard.analysis.spec import ModelSpec
 from onboard.composition import compose, compose_config
 from onboard.config import RuntimeConfig, deep_merge
-from onboard.graph.quantised import describe_config
+from onboard.hf.quantised import describe_config
 from onboard.registry import RegistryEntry
 from onboard.registry_text import insert_entry, set_fields, set_files
-from onboard.workflow.checkpoint import max_positions
-from onboard.workflow.family import Kind, family_name, registered
+from onboard.workflow.checkpoint.checkpoint_size import max_positions
+from onboard.workflow.checkpoint.family import Kind, family_name, registered
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.survey import ARTIFACT as SURVEY
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from onboard.codegen.render import render
 from onboard.content import content_path
+from onboard.render import render
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
-from onboard.workflow.report_view import ARTIFACTS, files, found_artifacts, report_view
+from onboard.workflow.reporting.report_view import ARTIFACTS, files, found_artifacts, report_view
 
 TEMPLATES = {"report": ("report.md", "report/report.md.j2"), "report_html": ("report.html", "report/report.html.j2")}
 _STYLE = "report/style.css"

@@ -12,7 +12,7 @@ from onboard.workflow.phases.test import model_path, test_path, tests_text
 from onboard.workflow.remote import client as remote
 
 if TYPE_CHECKING:
-    from onboard.agents.reviewer import Review
+    from onboard.review.reviewer import Review
 
 
 class ReviewPhase(Phase):
@@ -47,12 +47,12 @@ def _summary(result: Review) -> str:
     return f"{len(result.items)} items reviewed, {noted if result.noted else 'all passed'}"
 
 
-_REVIEWER = Path(__file__).resolve().parents[2] / "agents"
+_REVIEWER = Path(__file__).resolve().parents[2] / "review"
 
 
 def _review(context: RunContext) -> Review:
     """Review the files as they are, or as a dry run would have written them."""
-    from onboard.agents.reviewer import Review, review
+    from onboard.review.reviewer import Review, review
 
     names = [model_path(context), test_path(context)]
     model, tests = context.files.read(context.root / names[0]), _tests(context)

@@ -1,8 +1,8 @@
 """run: build the model from its registry entry and compare it with transformers, reduced layers first, then all.
 
 The reduced run is in float32, where rounding hides nothing; the full one in the dtype that the model is served in.
-Each run is a process of its own (`onboard.agents.run_agent`). Every prompt and every output is kept verbatim in
-`run.json`; the processes' log is archived beside it.
+Each run is a process of its own (`onboard.workflow.run_model.run_model`). Every prompt and every output is
+kept verbatim in `run.json`; the processes' log is archived beside it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from onboard.content import content_path
 from onboard.errors import OnboardError
 from onboard.extensions import extensions_digest
 from onboard.gpu import device_memory
-from onboard.workflow.checkpoint import layer_kinds, native_values
+from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, native_values
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
-from onboard.workflow.provenance import log_head, provenance
+from onboard.workflow.processes.watched import last_line, watched
+from onboard.workflow.reporting.provenance import log_head, provenance
 from onboard.workflow.results import now
 from onboard.workflow.state import hash_inputs
 from onboard.workflow.verdict import recorded
-from onboard.workflow.watched import last_line, watched
 
 ARTIFACT = "run.json"
 MAX_REDUCED_LAYERS = 8
@@ -162,7 +162,7 @@ def _shapes(context: RunContext, changes: dict[str, Any]) -> dict[str, tuple[int
 
 def agent_command(context: RunContext) -> str:
     """Return the command that repeats the full run, from the root."""
-    command = ["python", "-m", "onboard.agents.run_agent", "--root", ".", "--output", "run.json"]
+    command = ["python", "-m", "onboard.workflow.run_model.run_model", "--root", ".", "--output", "run.json"]
     return shlex.join([*command, "--entry", context.read_json(REGISTRATION)["name"], *_overrides(context)])
 
 
@@ -179,7 +179,7 @@ def run_agent(
     arguments += ["--exit-with-parent"]
     arguments += _overrides(context, dtype)
     arguments += ["--layers", str(layers)] if layers is not None else []
-    words = ["onboard.agents.run_agent", *map(str, arguments)]
+    words = ["onboard.workflow.run_model.run_model", *map(str, arguments)]
     # The weights are here by now: nothing is to be fetched from inside the run.
     environment = {"PYTHONUNBUFFERED": "1"} | ({"HF_HUB_OFFLINE": "1"} if context.options.offline else {})
     with log.open("a+", encoding="utf-8") as file:

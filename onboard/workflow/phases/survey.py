@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from onboard.content import CONTENT_ROOT
-from onboard.workflow.family import Kind, configs_here, differences, family_name, on_the_hub, registered
+from onboard.workflow.checkpoint.family import Kind, configs_here, differences, family_name, on_the_hub, registered
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.gather import ARTIFACT as GATHER
 

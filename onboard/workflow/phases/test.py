@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onboard.codegen.render import TEST_TEMPLATE
 from onboard.content import content_path
 from onboard.errors import CONSENT, OnboardError
+from onboard.render import TEST_TEMPLATE
 from onboard.workflow.lock import WORK, exclusive
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
-from onboard.workflow.pytest_run import RunPytest, run_pytest
+from onboard.workflow.processes.pytest_run import RunPytest, run_pytest
 from onboard.workflow.remote import client as remote
 from onboard.workflow.remote.vet import vet_tests
 
@@ -86,7 +86,7 @@ def _run(context: RunContext, test_file: Path) -> dict[str, Any]:
 
 def tests_text(context: RunContext) -> str:
     """Return the generated tests; the code that a model brings is copied to the work folder for them."""
-    from onboard.codegen.test_file import generate_test_file
+    from onboard.codegen.equivalence_test import generate_test_file
 
     if context.spec.repository is None:
         return generate_test_file(context.spec, context.root)

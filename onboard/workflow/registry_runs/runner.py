@@ -27,9 +27,9 @@ from onboard.registry import RegistryEntry
 from onboard.registry_text import insert_entry, set_fields
 from onboard.workflow.files import write_atomically
 from onboard.workflow.lock import WORK
-from onboard.workflow.phases.matrix import empty_matrix, matrix_path, refreshed
 from onboard.workflow.registry_runs.places import Place, Places
 from onboard.workflow.registry_runs.selection import key_of, model_file, reduced_layers, row_of
+from onboard.workflow.reporting.support_matrix import empty_matrix, matrix_path, refreshed
 from onboard.workflow.results import Result, load_results, result_of, results_path, text_of, with_result, with_tests
 from onboard.workflow.sweep.store import source_hash
 
@@ -156,7 +156,15 @@ class Runner:
     def _command(self, entry: RegistryEntry, output: Path) -> tuple[list[str], int | None]:
         layers = reduced_layers(entry, self.root) if self.settings.reduced else None
         layers = 2 if self.settings.reduced and layers is None else layers
-        words = [sys.executable, "-m", "onboard.agents.run_agent", "--entry", entry.name, "--root", str(self.root)]
+        words = [
+            sys.executable,
+            "-m",
+            "onboard.workflow.run_model.run_model",
+            "--entry",
+            entry.name,
+            "--root",
+            str(self.root),
+        ]
         words += ["--output", str(output), "--device", self.settings.device, "--exit-with-parent"]
         return [*words, *(["--layers", str(layers)] if layers is not None else [])], layers
 
@@ -165,7 +173,7 @@ class Runner:
         words = [
             "python",
             "-m",
-            "onboard.agents.run_agent",
+            "onboard.workflow.run_model.run_model",
             "--entry",
             entry.name,
             "--root",

@@ -14,7 +14,7 @@ from onboard.errors import OnboardError, UsageError
 from onboard.extensions import extensions_digest
 from onboard.hub import open_source
 from onboard.registry import RegistryEntry
-from onboard.workflow.checkpoint import native_values
+from onboard.workflow.checkpoint.checkpoint_size import native_values
 from onboard.workflow.registry_runs.expression import parse
 from onboard.workflow.results import Result
 from onboard.workflow.state import current_versions, hash_inputs

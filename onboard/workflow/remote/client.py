@@ -45,7 +45,7 @@ def call(context: RunContext, task: str, **arguments: Any) -> Any:
 
 
 def run_pytest(context: RunContext, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str:
-    """Run pytest as `onboard.workflow.pytest_run` does; what its plugin writes is written from here."""
+    """Run pytest as `onboard.workflow.processes.pytest_run` does; what its plugin writes is written from here."""
     results = arguments[list(arguments).index("--onboard-results") + 1]
     os.environ.update(environment)
     reply = call(context, "run_pytest", arguments=list(arguments), working=str(folder), results=results)

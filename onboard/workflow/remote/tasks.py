@@ -12,7 +12,7 @@ from onboard.errors import CONSENT
 
 def measure(folder: Path, config: dict[str, Any]) -> dict[str, int]:
     """Build the model without memory; return its elements by dtype."""
-    from onboard.workflow.size import build_on_meta, module_counts
+    from onboard.workflow.checkpoint.parameter_count import build_on_meta, module_counts
 
     return module_counts(build_on_meta(folder))
 
@@ -27,7 +27,7 @@ def analyze(folder: Path, config: dict[str, Any], model: str, revision: str | No
 def generate(folder: Path, config: dict[str, Any], spec: str) -> dict[str, Any]:
     """Generate and prove the model file; return its text and the largest error of a block."""
     from onboard.codegen.model_file import generate_model_file
-    from onboard.codegen.prove import prove
+    from onboard.verify.blocks import prove
 
     parsed = ModelSpec.from_yaml(spec)
     text = generate_model_file(parsed)
@@ -36,14 +36,14 @@ def generate(folder: Path, config: dict[str, Any], spec: str) -> dict[str, Any]:
 
 def check(folder: Path, config: dict[str, Any], spec: str, text: str) -> None:
     """Prove a model file for another model of its family."""
-    from onboard.codegen.prove import prove
+    from onboard.verify.blocks import prove
 
     prove(text, ModelSpec.from_yaml(spec), export=False)
 
 
 def write_tests(folder: Path, config: dict[str, Any], spec: str, root: str, code: str) -> str:
     """Return the text of the model file's tests."""
-    from onboard.codegen.test_file import generate_test_file
+    from onboard.codegen.equivalence_test import generate_test_file
 
     return generate_test_file(ModelSpec.from_yaml(spec), Path(root), code)
 
@@ -52,7 +52,7 @@ def run_pytest(
     folder: Path, config: dict[str, Any], arguments: list[str], working: str, results: str
 ) -> dict[str, str]:
     """Run pytest; return what it printed and the plugin's results."""
-    from onboard.workflow import pytest_run
+    from onboard.workflow.processes import pytest_run
 
     path = Path("results.json").absolute()
     changed = [str(path) if item == results else item for item in arguments]
@@ -64,7 +64,7 @@ def run_pytest(
 
 def review(folder: Path, config: dict[str, Any], spec: str, model: str, tests: str, names: list[str]) -> dict[str, Any]:
     """Review a model file and its tests, given as texts and relative paths; return the review."""
-    from onboard.agents.reviewer import review
+    from onboard.review.reviewer import review
 
     paths = [Path(name) for name in names]
     for path, text in zip(paths, (model, tests), strict=True):

@@ -18,12 +18,12 @@ from typing import Any
 from onboard.config import Mode, StrictModel
 from onboard.errors import OnboardError
 from onboard.user_cache import FOLDER_VARIABLE
-from onboard.workflow.engine import PHASES, Engine, load_phases, open_run
 from onboard.workflow.files import write_atomically
 from onboard.workflow.outcome import PhaseOutcome
 from onboard.workflow.phase import RunContext, RunOptions
-from onboard.workflow.programs import ForkServer
-from onboard.workflow.sweep.targets import Target
+from onboard.workflow.phase_runner import PHASES, Engine, load_phases, open_run
+from onboard.workflow.processes.programs import ForkServer
+from onboard.workflow.sweep.inputs.targets import Target
 
 EVENTS, LOG, VERDICT = "events.jsonl", "log.txt", "verdict.json"
 CHECKPOINT, ROOT = "checkpoint", "root"
@@ -88,8 +88,8 @@ def _limit_memory(gibibytes: float) -> None:
 
 def _make_checkpoint(job: Job, emit: Emit) -> bool:
     """Save the tiny checkpoint; return whether there is a model to go on with, unless it is known not to be causal."""
-    from onboard.analysis.tiny import one_line
-    from onboard.workflow.sweep.checkpoint import make_checkpoint
+    from onboard.analysis.tiny.tiny_model import one_line
+    from onboard.workflow.sweep.inputs.tiny_checkpoint import make_checkpoint
 
     emit(step=CHECKPOINT)
     try:
@@ -168,7 +168,7 @@ class _Observer:
             "status": outcome.status,
             "seconds": round(outcome.seconds, 2),
             "error": outcome.error,
-            "proving": _comes_from(error, "onboard.codegen.prove"),
+            "proving": _comes_from(error, "onboard.verify.blocks"),
             "internal": error is not None and not isinstance(error, OnboardError),
         }
         self.emit(phase=phase)

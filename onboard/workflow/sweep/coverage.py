@@ -10,10 +10,9 @@ from typing import Literal
 from pydantic import Field
 
 from onboard.config import Mode, StrictModel
-from onboard.workflow.engine import PHASES
-from onboard.workflow.files import write_atomically
+from onboard.workflow.phase_runner import PHASES
+from onboard.workflow.sweep.inputs.targets import VARIANTS, Variant
 from onboard.workflow.sweep.record import STATUSES, Entry, Status
-from onboard.workflow.sweep.targets import VARIANTS, Variant
 
 PATH = Path("registry", "coverage.json")
 _ELLIPSIS = "…"
@@ -132,13 +131,3 @@ def _is_own_name(word: str, entry: Entry) -> bool:
     start = re.sub(r"\W|_", "", entry.type)[:3].lower()
     is_class = word[:1].isupper() and word[1:2] != "" and word.lower().startswith(start)
     return word in (entry.type, entry.architecture) or (is_class and not word.endswith("Error"))
-
-
-def write_coverage(coverage: Coverage, root: Path) -> list[Path]:
-    """Write the file, the document and the picture; return their paths relative to the root."""
-    from onboard.workflow.sweep.document import DOCUMENT, PICTURE, document, picture
-
-    texts = {PATH: coverage.text(), DOCUMENT: document(coverage, root), PICTURE: picture(coverage, root)}
-    for path, text in texts.items():
-        write_atomically(root / path, text)
-    return list(texts)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import accumulate
 from pathlib import Path
 
-from onboard.codegen.render import render
-from onboard.workflow.engine import PHASES
-from onboard.workflow.sweep.coverage import Coverage, group_by_reason, worst
+from onboard.render import render
+from onboard.workflow.files import write_atomically
+from onboard.workflow.phase_runner import PHASES
+from onboard.workflow.reporting.markdown_tables import cell
+from onboard.workflow.sweep.coverage import PATH, Coverage, group_by_reason, worst
 from onboard.workflow.sweep.record import STATUSES, Entry, Status
-from onboard.workflow.tables import cell
 
 DOCUMENT = Path("docs", "coverage.md")
 PICTURE = Path("docs", "coverage.svg")
@@ -102,3 +103,11 @@ def _legend(counts: dict[Status, int]) -> list[tuple[int, str, str]]:
 
 def _of(coverage: Coverage, status: Status) -> list[Entry]:
     return [entry for entry in coverage.entries if entry.status == status]
+
+
+def write_coverage(coverage: Coverage, root: Path) -> list[Path]:
+    """Write the file, the document and the picture; return their paths relative to the root."""
+    texts = {PATH: coverage.text(), DOCUMENT: document(coverage, root), PICTURE: picture(coverage, root)}
+    for path, text in texts.items():
+        write_atomically(root / path, text)
+    return list(texts)

@@ -34,14 +34,21 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from onboard.errors import OnboardError
-from onboard.graph.codebooks import codebooks_of, with_tokens
-from onboard.graph.reference import without_missing_towers
+from onboard.hf.codebooks import codebooks_of, with_tokens
+from onboard.hf.hf_model import without_missing_towers
 from onboard.modeling import Codebooks
 from onboard.runtime.llm import LLM
 from onboard.runtime.sampling import SamplingParams
 from onboard.testing import continue_distinct
 from onboard.workflow.sweep.exact import InFloat64
-from onboard.workflow.sweep.prompts import draw_prompts, is_arbitrary, longest_read, places, text_logits, text_of
+from onboard.workflow.sweep.inputs.judge_prompts import (
+    draw_prompts,
+    is_arbitrary,
+    longest_read,
+    places,
+    text_logits,
+    text_of,
+)
 from onboard.workflow.sweep.verdict import LIMIT, NEW_TOKENS, Rounding, Verdict
 
 _DEAD = -1e30

@@ -13,11 +13,11 @@ from transformers import AutoConfig
 
 from onboard.config import Mode
 from onboard.errors import OnboardError
-from onboard.graph.architecture import decoder_config
-from onboard.graph.reference import load_reference
+from onboard.hf.architecture import decoder_config
+from onboard.hf.hf_model import load_reference
 from onboard.runtime.llm import LLM
-from onboard.runtime.probe import rmse_ratio
 from onboard.runtime.sampling import SamplingParams
+from onboard.verify.ways import rmse_ratio
 
 BUILD = "build"
 _LENGTHS = (3, 11, 26, 41)

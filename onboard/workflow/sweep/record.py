@@ -12,7 +12,7 @@ from pydantic import Field
 
 from onboard.config import Mode, StrictModel
 from onboard.errors import NoCachedFormError
-from onboard.workflow.sweep.targets import Target, Variant, label
+from onboard.workflow.sweep.inputs.targets import Target, Variant, label
 from onboard.workflow.sweep.verdict import LIMIT, Verdict
 
 Status = Literal["pass", "wrong", "prefill", "fail", "refused", "not-causal", "timeout", "crash"]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from onboard.config import Mode, suggest
 from onboard.errors import UsageError
-from onboard.workflow.engine import PHASES
+from onboard.workflow.phase_runner import PHASES
 from onboard.workflow.sweep.child import Job
 from onboard.workflow.sweep.executors import Executor, Started
+from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.record import Entry, conclude
 from onboard.workflow.sweep.store import job_key, load_record, save_record, source_hash, sweep_folder
-from onboard.workflow.sweep.targets import Target
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from onboard.workflow.orphans import die_with
+from onboard.workflow.processes.orphans import die_with
+from onboard.workflow.processes.warm import import_all
 from onboard.workflow.sweep.child import EVENTS, LOG, VERDICT, Job, run_child, run_judge
 from onboard.workflow.sweep.record import TargetRecord
 from onboard.workflow.sweep.verdict import Verdict
-from onboard.workflow.warm import import_all
 
 _POLL = 0.05
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -51,7 +51,7 @@ def _end(*_: object) -> None:
 
 def prepare() -> None:
     """Import what children need; keep them to one core, since each has its worker, and from looking for garbage."""
-    import_all("onboard.workflow.sweep.checkpoint", "onboard.workflow.sweep.judge")
+    import_all("onboard.workflow.sweep.inputs.tiny_checkpoint", "onboard.workflow.sweep.judge")
     import torch
 
     torch.set_num_threads(1)

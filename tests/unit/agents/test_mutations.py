@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from onboard.agents.reviewer import CHECKLIST, review
-from onboard.agents.source import Source
-from onboard.agents.subject import Subject
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
+from onboard.codegen.equivalence_test import generate_test_file
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.test_file import generate_test_file
+from onboard.review.checklist import Subject
+from onboard.review.python_source import Source
+from onboard.review.reviewer import CHECKLIST, review
 
 MODEL, TEST = "models/modeling_llama.py", "tests/equivalence/test_llama_modeling.py"
 CLOSE = "            assert_rmse_close(actual, expected, pair.limit(BLOCKS[path]), path)\n"

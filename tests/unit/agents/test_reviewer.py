@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from onboard.agents.reviewer import CHECKLIST, Review, review
 from onboard.analysis.spec import ModelSpec
+from onboard.review.reviewer import CHECKLIST, Review, review
 
 MODEL, TEST = "models/modeling_llama.py", "tests/equivalence/test_llama_modeling.py"
 TOP_FORWARD = "def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput:"

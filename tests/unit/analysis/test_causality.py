@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 from transformers.models.prophetnet.modeling_prophetnet import ProphetNetNgramSelfAttention
 
 from onboard.analysis.analyze import analyze
-from onboard.analysis.apart import SAME, change_by_later, check_causality
-from onboard.analysis.tiny import VOCABULARY, from_zero, prompt
+from onboard.analysis.behaviour.apart import SAME, change_by_later, check_causality
+from onboard.analysis.tiny.tiny_model import VOCABULARY, from_zero, prompt
 from onboard.errors import NotCausalError
-from onboard.workflow.sweep.checkpoint import is_causal, make_checkpoint
-from onboard.workflow.sweep.targets import Target
+from onboard.workflow.sweep.inputs.targets import Target
+from onboard.workflow.sweep.inputs.tiny_checkpoint import is_causal, make_checkpoint
 
 LENGTH = 9
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from onboard.analysis.composite import is_under
+from onboard.analysis.multimodal import is_under
 from onboard.analysis.source import sources_hash, sources_of
-from onboard.analysis.tiny import VOCABULARY, build_tiny, tiny_config
+from onboard.analysis.tiny.tiny_model import VOCABULARY, build_tiny, tiny_config
 from onboard.errors import OnboardError
-from onboard.graph.architecture import causal_lm_class, decoder_config
+from onboard.hf.architecture import causal_lm_class, decoder_config
 
 
 @pytest.mark.parametrize("model_type", ["gemma3n", "llava"])

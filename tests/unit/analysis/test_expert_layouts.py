@@ -11,8 +11,8 @@ from transformers.models.dbrx.configuration_dbrx import DbrxFFNConfig
 from transformers.models.dbrx.modeling_dbrx import DbrxExperts
 from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashExperts
 
-from onboard.analysis.experts import probe_experts
-from onboard.analysis.recorder import ModuleCall
+from onboard.analysis.recognise.experts import probe_experts
+from onboard.analysis.recognise.recorder import ModuleCall
 
 HIDDEN, WIDTH, EXPERTS, TOP = 12, 10, 4, 2
 

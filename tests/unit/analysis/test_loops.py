@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onboard.analysis.loops import match_loop
-from onboard.analysis.watch import LoopCall, loops_of, loops_watched
+from onboard.analysis.recognise.scan_loops import match_loop
+from onboard.analysis.recognise.watch import LoopCall, loops_of, loops_watched
 
 
 class _Fading(nn.Module):

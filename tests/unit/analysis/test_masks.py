@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from onboard.analysis.masks import mask_makers
-from onboard.analysis.tiny_sizes import VOCABULARY
+from onboard.analysis.recognise.mask_makers import mask_makers
+from onboard.analysis.tiny.tiny_sizes import VOCABULARY
 
 
 def pair(slen: int, padding: torch.Tensor | None, window: int) -> tuple[torch.Tensor, torch.Tensor]:

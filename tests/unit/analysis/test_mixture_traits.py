@@ -13,7 +13,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, PretrainedConfig
 from onboard.analysis.analyze import _layer_kinds
 from onboard.analysis.layer_modules import with_modules
 from onboard.analysis.mixture_traits import active_parameters, mixture
-from onboard.analysis.recorder import Recording, record
+from onboard.analysis.recognise.recorder import Recording, record
 from onboard.analysis.spec import Block, LayerKind
 from onboard.analysis.traits import _attention
 

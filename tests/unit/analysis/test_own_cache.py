@@ -9,8 +9,8 @@ import pytest
 from families import config_dict
 from torch import nn
 
-from onboard.analysis.own_cache import cache_notes
-from onboard.analysis.tiny import build_tiny, load_config
+from onboard.analysis.behaviour.cache_probe import cache_notes
+from onboard.analysis.tiny.tiny_model import build_tiny, load_config
 from onboard.errors import OnboardError
 
 

@@ -7,8 +7,8 @@ import torch
 from families import config_dict
 
 from onboard.analysis.analyze import analyze
-from onboard.analysis.positions import first_position
-from onboard.analysis.tiny import VOCABULARY, build_tiny, load_config
+from onboard.analysis.behaviour.positions import first_position
+from onboard.analysis.tiny.tiny_model import VOCABULARY, build_tiny, load_config
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
 from onboard.testing import fresh_seed

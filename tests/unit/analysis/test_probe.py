@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from onboard.analysis.probe import probe_mlp, probe_norm, probe_rope, probe_rotary
-from onboard.analysis.recorder import FunctionCall
+from onboard.analysis.recognise.probe import probe_mlp, probe_norm, probe_rope, probe_rotary
+from onboard.analysis.recognise.recorder import FunctionCall
 
 
 class _Norm(nn.Module):

@@ -6,9 +6,9 @@ from families import config_dict
 from torch import nn
 
 from onboard.analysis.analyze import analyze
-from onboard.analysis.recorder import record, rmse_ratio
-from onboard.analysis.tiny import WINDOW, build_tiny, load_config, prompt
-from onboard.analysis.tiny_sizes import REACHED
+from onboard.analysis.recognise.recorder import record, rmse_ratio
+from onboard.analysis.tiny.tiny_model import WINDOW, build_tiny, load_config, prompt
+from onboard.analysis.tiny.tiny_sizes import REACHED
 from onboard.errors import OnboardError
 from onboard.ops.rope import complex_freqs
 from onboard.testing import Call

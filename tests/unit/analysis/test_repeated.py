@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from onboard.analysis.repeated import repeated_tokens
-from onboard.analysis.tiny import VOCABULARY, build_tiny, load_config
+from onboard.analysis.behaviour.repeated import repeated_tokens
+from onboard.analysis.tiny.tiny_model import VOCABULARY, build_tiny, load_config
 from onboard.testing import distinct_prompts, fresh_seed
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
-from onboard.analysis.rescaled import settled
-from onboard.analysis.tiny import build_tiny, prompt
+from onboard.analysis.recognise.rescaled import settled
+from onboard.analysis.tiny.tiny_model import build_tiny, prompt
 from onboard.errors import OnboardError
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from onboard.analysis.recorder import ModuleCall
-from onboard.analysis.scan_modules import probe_scan_module
+from onboard.analysis.recognise.recorder import ModuleCall
+from onboard.analysis.recognise.scan_modules import probe_scan_module
 
 
 class _Memory(nn.Module):

@@ -11,14 +11,14 @@ from families import config_dict
 from transformers import AutoConfig
 
 from onboard.analysis.analyze import analyze
-from onboard.analysis.texts import check_rows, rows_of_a_text
-from onboard.analysis.tiny import build_small, build_tiny, load_config, tiny_config
+from onboard.analysis.behaviour.texts import check_rows, rows_of_a_text
+from onboard.analysis.tiny.tiny_model import build_small, build_tiny, load_config, tiny_config
 from onboard.errors import OnboardError
-from onboard.graph.architecture import causal_lm_class
+from onboard.hf.architecture import causal_lm_class
+from onboard.workflow.checkpoint.parameter_count import build_on_meta
 from onboard.workflow.phases.gather import require_causal_lm
-from onboard.workflow.size import build_on_meta
-from onboard.workflow.sweep.checkpoint import make_checkpoint
-from onboard.workflow.sweep.targets import Target
+from onboard.workflow.sweep.inputs.targets import Target
+from onboard.workflow.sweep.inputs.tiny_checkpoint import make_checkpoint
 
 REASONS = {
     "gemma4_assistant": "ignores input_ids and asks for inputs_embeds and shared_kv_states",

@@ -5,7 +5,7 @@ import torch
 from families import VARIANTS, config_dict
 from torch import nn
 
-from onboard.analysis.tiny import (
+from onboard.analysis.tiny.tiny_model import (
     ORIGINAL_POSITIONS,
     WINDOW,
     build_tiny,

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from onboard.analysis.source import module_source
-from onboard.analysis.tiny import build_tiny, load_config, tiny_config
-from onboard.analysis.tiny_mixers import shrink_mixers
-from onboard.analysis.tiny_sizes import HIDDEN, REACHED, VOCABULARY, shrink_overrides
+from onboard.analysis.tiny.tiny_mixers import shrink_mixers
+from onboard.analysis.tiny.tiny_model import build_tiny, load_config, tiny_config
+from onboard.analysis.tiny.tiny_sizes import HIDDEN, REACHED, VOCABULARY, shrink_overrides
 
 
 def _tiny(model_type: str, **values: Any) -> Any:

@@ -10,10 +10,10 @@ import torch
 from apart import run_apart
 from torch import fx
 
-from onboard.bench import tune as tuning_module
-from onboard.bench.knobs import Choice, choices, plain
-from onboard.bench.tune import Trial, Tuning, choose_buckets, geometric_mean_ratio
-from onboard.bench.tuned_config import MARK, write
+from onboard.bench.tuning import tune as tuning_module
+from onboard.bench.tuning.knobs import Choice, choices, plain
+from onboard.bench.tuning.tune import Trial, Tuning, choose_buckets, geometric_mean_ratio
+from onboard.bench.tuning.tuned_config import MARK, write
 from onboard.cli import main
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError

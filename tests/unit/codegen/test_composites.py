@@ -10,10 +10,10 @@ from transformers import AutoConfig
 
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.tiny import build_tiny
+from onboard.analysis.tiny.tiny_model import build_tiny
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.prove import prove
 from onboard.errors import OnboardError
+from onboard.verify.blocks import prove
 
 
 @cache

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from onboard.analysis.mixers import probe_scan
-from onboard.analysis.recorder import HelperCall
+from onboard.analysis.recognise.mixers import probe_scan
+from onboard.analysis.recognise.recorder import HelperCall
 from tests.unit.codegen.conftest import Translate
 
 HELPER = """

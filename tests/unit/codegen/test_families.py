@@ -11,7 +11,7 @@ from families import FAMILIES, VARIANTS, config_dict
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.prove import TOLERANCE, prove
+from onboard.verify.blocks import TOLERANCE, prove
 
 MOST_LINES = {"llama": 190, "mistral": 190, "qwen2": 195, "olmo2": 195, "granite": 200}
 LEFTOVERS = (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from onboard.codegen.format import format_python
-from onboard.codegen.render import python_literal
+from onboard.render import python_literal
 
 TEXT = """\
 import onboard.ops  # noqa: F401

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from onboard.analysis.probe import probe_rope, probe_rotary
-from onboard.analysis.recorder import FunctionCall
+from onboard.analysis.recognise.probe import probe_rope, probe_rotary
+from onboard.analysis.recognise.recorder import FunctionCall
 from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.printer import print_block

@@ -10,10 +10,10 @@ from transformers import AutoConfig, masking_utils
 
 from onboard.analysis.analyze import analyze
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.prove import prove
 from onboard.codegen.translate.windows import _cuts
 from onboard.errors import OnboardError
 from onboard.graph.factory import ModelFactory
+from onboard.verify.blocks import prove
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
 MIXTURE = {"num_experts_per_tok": 2, "num_experts": 4, "moe_intermediate_size": 16, "intermediate_size": 16}

@@ -10,8 +10,8 @@ import pytest
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.prove import TOLERANCE, prove
 from onboard.errors import OnboardError
+from onboard.verify.blocks import TOLERANCE, prove
 
 CONV, SSM, SELECTIVE, DELTA = "torch_causal_conv1d", "torch_ssm", "torch_selective_scan", "torch_gated_delta_rule"
 GATED, ATTENTION, MLA, MLSTM = "torch_rmsnorm_gated", "torch_attention", "torch_mla", "torch_mlstm"

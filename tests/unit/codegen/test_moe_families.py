@@ -11,12 +11,12 @@ from transformers import AutoConfig, MixtralConfig
 
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.tiny import build_tiny, tiny_config
+from onboard.analysis.tiny.tiny_model import build_tiny, tiny_config
+from onboard.codegen.equivalence_test import generate_test_file
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.prove import TOLERANCE, prove
-from onboard.codegen.test_file import generate_test_file
 from onboard.errors import OnboardError
-from onboard.graph.expert_weights import separate_experts
+from onboard.hf.expert_weights import separate_experts
+from onboard.verify.blocks import TOLERANCE, prove
 
 
 @cache

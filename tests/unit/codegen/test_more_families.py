@@ -12,8 +12,8 @@ import torch
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.prove import TOLERANCE, prove
 from onboard.errors import OnboardError
+from onboard.verify.blocks import TOLERANCE, prove
 
 CONFIGS: dict[str, dict[str, Any]] = {
     # post-norm decoders that serve as encoders, too

@@ -25,14 +25,14 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis.analyze import analyze
-from onboard.analysis.recorder import rmse_ratio
+from onboard.analysis.recognise.recorder import rmse_ratio
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.tiny import VOCABULARY, build_tiny, counts_positions, load_config
+from onboard.analysis.tiny.tiny_model import VOCABULARY, build_tiny, counts_positions, load_config
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.prove import TOLERANCE, _registered, _same_weights, prove
 from onboard.errors import OnboardError
 from onboard.testing import fresh_seed
 from onboard.testing.models import randomize_
+from onboard.verify.blocks import TOLERANCE, _registered, _same_weights, prove
 
 SEED = int(os.environ.get("ONBOARD_MUTATION_SEED", "20"))
 """Of the mutations; the prompts and weights on which functions are compared are fresh ones."""

@@ -11,8 +11,8 @@ from onboard import modeling
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.prove import _compare, prove
 from onboard.errors import OnboardError
+from onboard.verify.blocks import _compare, prove
 
 ATTENTION = ", None, 0.0, True, self.scaling, None, "
 

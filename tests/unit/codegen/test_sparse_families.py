@@ -9,8 +9,8 @@ import pytest
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.prove import TOLERANCE, prove
 from onboard.errors import OnboardError
+from onboard.verify.blocks import TOLERANCE, prove
 
 FAMILY = "glm_moe_dsa"
 KINDS = {

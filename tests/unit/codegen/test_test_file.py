@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
-from onboard.codegen.test_file import generate_test_file
+from onboard.codegen.equivalence_test import generate_test_file
 from onboard.errors import OnboardError
 
 MODEL, TEST = Path("models/modeling_llama.py"), Path("tests/equivalence/test_llama_modeling.py")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import onboard.ops  # noqa: F401
-from onboard.analysis.biases import deviation
+from onboard.analysis.recognise.position_biases import deviation
 from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.printer import print_block

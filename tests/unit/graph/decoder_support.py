@@ -7,9 +7,9 @@ import torch
 from torch import fx, nn
 
 import onboard.ops  # noqa: F401
-from onboard.graph.cache import KVPagedResource
-from onboard.graph.cached_sequence import CachedSequenceInterface
-from onboard.graph.sequence import SequenceInfo
+from onboard.cache.batch import SequenceInfo
+from onboard.cache.cached_sequence import CachedSequenceInterface
+from onboard.cache.resources import KVPagedResource
 
 HEADS, SIZE, VOCABULARY, PAGE = 2, 16, 13, 4
 

@@ -17,7 +17,7 @@ from transformers import AutoConfig
 
 from onboard.config import RuntimeConfig
 from onboard.graph.context import TransformContext
-from onboard.graph.export import export_to_graph
+from onboard.graph.export.export import export_to_graph
 from onboard.graph.factory import ModelFactory
 from onboard.graph.fx import nodes_of
 from onboard.graph.pipeline import Pipeline, load_pipeline

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from onboard.graph.context import TransformContext
-from onboard.graph.weights import move_buffers
+from onboard.graph.weight_load.parameters import move_buffers
 
 ops = torch.ops.onboard
 

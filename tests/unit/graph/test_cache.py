@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from onboard.cache.pages import PageAllocator
+from onboard.cache.resources import KVPagedResource
 from onboard.errors import OnboardError
-from onboard.graph.cache import KVPagedResource
-from onboard.graph.pages import PageAllocator
 
 
 def test_a_cache_has_the_documented_layout_and_size() -> None:

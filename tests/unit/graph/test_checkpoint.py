@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from onboard.errors import OnboardError
-from onboard.graph.checkpoint import Checkpoint, find_non_finite
+from onboard.graph.weight_load.safetensors_folder import Checkpoint, find_non_finite
 
 TENSORS = {
     "a.weight": torch.arange(6, dtype=torch.float32).view(2, 3),

@@ -12,8 +12,8 @@ from graph_support import rmse
 from onboard.content.transforms.compile.compile_model import CompileModel, CompileModelConfig
 
 from onboard.errors import OnboardError, UsageError
-from onboard.graph.capture import capture_sizes
-from onboard.graph.cuda_graph import CapturedDecode, _Captured
+from onboard.graph.compile.capture import capture_sizes
+from onboard.graph.compile.cuda_graph import CapturedDecode, _Captured
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 from transformers import conversion_mapping
 from transformers.core_model_loading import Chunk, Concatenate, Interleave, Transpose, WeightConverter, WeightRenaming
 
-from onboard.graph.converted_weights import Source, converted
+from onboard.graph.weight_load.converted_weights import Source, converted
 
 
 @pytest.fixture

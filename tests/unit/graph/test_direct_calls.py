@@ -7,7 +7,8 @@ import torch
 from decoder_support import copied_inputs, decoder, make_cache, set_decode_batch
 from fusion_support import apply
 
-from onboard.graph.fx import graph_modules, input_names, nodes_of
+from onboard.cache.cached_sequence import input_names
+from onboard.graph.fx import graph_modules, nodes_of
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import onboard.ops  # noqa: F401
-from onboard.graph.checkpoint import Checkpoint
-from onboard.graph.gemm_fusion import private_parameters
-from onboard.graph.weights import Part, WeightPlan, joined_name, weight_plan
+from onboard.graph.weight_load.gemm_fusion import private_parameters
+from onboard.graph.weight_load.parameters import Part, WeightPlan, joined_name, weight_plan
+from onboard.graph.weight_load.safetensors_folder import Checkpoint
 
 
 class Attention(nn.Module):

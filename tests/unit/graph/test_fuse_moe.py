@@ -12,8 +12,8 @@ from test_fuse_gemms import LiveBytes
 from torch import nn
 
 import onboard.ops  # noqa: F401
-from onboard.graph.checkpoint import Checkpoint
-from onboard.graph.expert_stacks import fold_experts
+from onboard.graph.weight_load.expert_stacks import fold_experts
+from onboard.graph.weight_load.safetensors_folder import Checkpoint
 
 EXPERTS, TOP, HIDDEN, INNER = 4, 2, 8, 6
 

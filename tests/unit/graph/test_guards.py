@@ -9,8 +9,8 @@ import torch
 from torch import fx, nn
 
 from onboard.errors import OnboardError
-from onboard.graph.export import export_to_graph
-from onboard.graph.guards import broken_guard, broken_guards, refuse_broken_guard
+from onboard.graph.export.export import export_to_graph
+from onboard.graph.export.guards import broken_guard, broken_guards, refuse_broken_guard
 
 TRACED = (3, 11)
 

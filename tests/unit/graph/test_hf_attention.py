@@ -23,14 +23,14 @@ from transformers.masking_utils import (
 
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError
-from onboard.graph.attention_probe import check_calls
-from onboard.graph.cached_hf import AttentionLayer
+from onboard.graph.cache_init.attention_probe import check_calls
+from onboard.graph.cache_init.cached_hf import AttentionLayer
+from onboard.graph.cache_init.counted_positions import counts_positions
 from onboard.graph.context import TransformContext
-from onboard.graph.counted_positions import counts_positions
+from onboard.graph.export.hf_attention import AttentionCall, attention_recorded, rule_form
+from onboard.graph.export.hf_export import canonical_attention
 from onboard.graph.factory import ModelFactory
-from onboard.graph.hf_attention import AttentionCall, attention_recorded, rule_form
-from onboard.graph.hf_export import canonical_attention
-from onboard.graph.masks import MaskForm
+from onboard.graph.pattern_matcher.masks import MaskForm
 from onboard.graph.transform import Stages, get_transform
 from tests.unit.graph.graph_support import TINY
 

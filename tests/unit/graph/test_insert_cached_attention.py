@@ -11,10 +11,10 @@ from torch import nn
 import onboard.ops  # noqa: F401
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
+from onboard.graph.cache_init.interface import cache_dtype
 from onboard.graph.context import HistoryEntry, TransformContext
-from onboard.graph.export import export_to_graph
+from onboard.graph.export.export import export_to_graph
 from onboard.graph.factory import ModelFactory
-from onboard.graph.interface import cache_dtype
 from onboard.graph.invariants import check_stage
 from onboard.graph.transform import BaseTransform, Stages, get_transform
 

@@ -11,8 +11,8 @@ from transformers import conversion_mapping
 from transformers.core_model_loading import Concatenate, WeightConverter
 
 from onboard.errors import OnboardError
-from onboard.graph.checkpoint import TensorMeta
-from onboard.graph.weight_names import declared_renaming, explain_unused, match_names
+from onboard.graph.weight_load.safetensors_folder import TensorMeta
+from onboard.graph.weight_load.weight_names import declared_renaming, explain_unused, match_names
 
 
 class Block(nn.Module):

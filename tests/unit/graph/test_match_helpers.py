@@ -5,7 +5,7 @@ import operator
 import torch
 from torch import fx
 
-from onboard.graph.patterns import Either, Op, Through, Var, find, is_number
+from onboard.graph.pattern_matcher.patterns import Either, Op, Through, Var, find, is_number
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ import torch
 from graph_support import transform
 from torch import Tensor, nn
 
-from onboard.graph.masks import MaskForm, mask_form
+from onboard.graph.pattern_matcher.masks import MaskForm, mask_form
 
 
 class _Mask(nn.Module):

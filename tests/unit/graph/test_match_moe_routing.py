@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import onboard.ops  # noqa: F401
 from onboard.graph.fx import ancestors, arguments, nodes_of, placeholders
-from onboard.graph.moe_routing import _width
+from onboard.graph.pattern_matcher.moe_routing import _width
 
 EXPERTS, TOP, HIDDEN = 12, 3, 8
 

@@ -12,8 +12,8 @@ from graph_support import rmse
 from torch import nn
 
 from onboard.graph.cleanup import clean_up
+from onboard.graph.compile.streams import begin_aux, end_aux, in_one_stream, is_product, wait_aux
 from onboard.graph.fx import arguments, nodes_of
-from onboard.graph.streams import begin_aux, end_aux, in_one_stream, is_product, wait_aux
 
 ops = torch.ops.onboard
 SIZE = 16

@@ -11,7 +11,7 @@ from graph_support import rmse
 from torch import nn
 
 import onboard.ops  # noqa: F401
-from onboard.graph.weights import is_as_loaded, mark_loaded
+from onboard.graph.weight_load.parameters import is_as_loaded, mark_loaded
 
 HEADS, SIZE = 3, 4
 

@@ -13,8 +13,8 @@ from decoder_support import HEADS, PAGE, SIZE, VOCABULARY, Leaves, copied_inputs
 from graph_support import rmse
 from torch import fx, nn
 
-from onboard.graph.pieces import CannotSplitError
-from onboard.graph.piecewise import PiecewiseGraph, token_buckets
+from onboard.graph.compile.pieces import CannotSplitError
+from onboard.graph.compile.piecewise import PiecewiseGraph, token_buckets
 
 ops = torch.ops.onboard
 

@@ -15,13 +15,13 @@ from torch.export import Dim
 
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.context import TransformContext
-from onboard.graph.export import export_to_graph
+from onboard.graph.export.export import export_to_graph
 from onboard.graph.fx import add_placeholder, copy_graphs, fake_mode, nodes_of, placeholders
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.planned import PLANNED
 from onboard.graph.shapes import propagate_shapes
 from onboard.graph.transform import BaseTransform, Stages, TransformConfig, TransformInfo, transform_keys
-from onboard.graph.weights import join_parameters, weight_plan
+from onboard.graph.weight_load.parameters import join_parameters, weight_plan
 
 
 def test_the_pipelines_list_every_shipped_transform_in_the_stage_of_its_folder() -> None:

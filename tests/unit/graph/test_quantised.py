@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from onboard.errors import OnboardError
-from onboard.graph.checkpoint import TensorMeta
-from onboard.graph.quantised import describe_config, describe_tensors, refuse_quantised
+from onboard.graph.weight_load.safetensors_folder import TensorMeta
+from onboard.hf.quantised import describe_config, describe_tensors, refuse_quantised
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 

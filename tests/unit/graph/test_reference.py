@@ -10,11 +10,11 @@ import torch
 from transformers import AutoConfig, AutoModel
 from transformers.models.siglip.modeling_siglip import SiglipVisionModel
 
-from onboard.analysis.tiny import build_tiny, prompt
+from onboard.analysis.tiny.tiny_model import build_tiny, prompt
 from onboard.errors import OnboardError
-from onboard.graph.checkpoint import TensorMeta
-from onboard.graph.reference import build_reference, missing_towers
-from onboard.graph.rehearsed_load import rehearse_load
+from onboard.graph.weight_load.rehearsed_load import rehearse_load
+from onboard.graph.weight_load.safetensors_folder import TensorMeta
+from onboard.hf.hf_model import build_reference, missing_towers
 
 _LACKS = ImportError("The tower requires the X library. You can install it with pip: `pip install x-images`.")
 

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from onboard.graph.checkpoint import Checkpoint, TensorMeta
-from onboard.graph.rehearsed_load import rehearse_load
-from onboard.workflow.size import build_on_meta
-from onboard.workflow.sweep.checkpoint import make_checkpoint
-from onboard.workflow.sweep.targets import Target
+from onboard.graph.weight_load.rehearsed_load import rehearse_load
+from onboard.graph.weight_load.safetensors_folder import Checkpoint, TensorMeta
+from onboard.workflow.checkpoint.parameter_count import build_on_meta
+from onboard.workflow.sweep.inputs.targets import Target
+from onboard.workflow.sweep.inputs.tiny_checkpoint import make_checkpoint
 
 Tensors = dict[str, TensorMeta]
 DIVERSE = (

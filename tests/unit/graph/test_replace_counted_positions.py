@@ -12,7 +12,7 @@ from torch.export import Dim
 
 from onboard.config import RuntimeConfig
 from onboard.graph.context import TransformContext
-from onboard.graph.export import export_to_graph
+from onboard.graph.export.export import export_to_graph
 from onboard.graph.transform import get_transform
 
 Formula = Callable[[Tensor, nn.Embedding], Tensor]

@@ -13,7 +13,7 @@ from graph_support import rmse
 from torch import nn
 
 from onboard.errors import OnboardError, UsageError
-from onboard.graph.layer_ends import layer_paths
+from onboard.graph.pattern_matcher.layer_ends import layer_paths
 from onboard.ops.residual_add import kept_hidden_states
 from tests.unit.runtime.tiny import make_tiny
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from onboard.graph.cache import KVPagedResource
-from onboard.graph.cached_sequence import CachedSequenceInterface
-from onboard.graph.sequence import SequenceInfo
+from onboard.cache.batch import SequenceInfo
+from onboard.cache.cached_sequence import CachedSequenceInterface
+from onboard.cache.resources import KVPagedResource
 
 
 def _make_info(**overrides: int) -> SequenceInfo:

@@ -16,11 +16,11 @@ from transformers import AutoConfig
 
 import onboard.ops  # noqa: F401  (registers the canonical ops)
 from onboard.analysis.analyze import analyze
-from onboard.analysis.tiny import tiny_config
+from onboard.analysis.tiny.tiny_model import tiny_config
 from onboard.codegen.model_file import generate_model_file
-from onboard.graph.export import export_to_graph
-from onboard.graph.layer_kinds import find_repeated
-from onboard.graph.stamp import StampError
+from onboard.graph.export.export import export_to_graph
+from onboard.graph.export.layer_kinds import find_repeated
+from onboard.graph.export.stamp import StampError
 from onboard.modeling import load_model_file, registered_model
 
 HIDDEN = 8

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from transformers import Gemma3Config, PretrainedConfig, RobertaConfig, RobertaForCausalLM
 
-from onboard.agents.run_prompts import build_prompts, long_prompt
-from onboard.graph.text_tokens import special_tokens, text_tokens, up_to_special
+from onboard.hf.text_tokens import special_tokens, text_tokens, up_to_special
 from onboard.testing import fresh_seed
+from onboard.workflow.run_model.run_prompts import build_prompts, long_prompt
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 

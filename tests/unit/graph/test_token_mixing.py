@@ -12,8 +12,8 @@ from torch import Tensor, fx, nn
 from torch.export import Dim
 
 import onboard.ops  # noqa: F401
-from onboard.graph.export import export_to_graph
-from onboard.graph.token_mixing import token_mixing
+from onboard.graph.cache_init.token_mixing import token_mixing
+from onboard.graph.export.export import export_to_graph
 
 ops: Any = torch.ops.onboard
 WIDTH = 6

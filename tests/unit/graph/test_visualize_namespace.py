@@ -8,7 +8,7 @@ import torch
 from fusion_support import apply, exported
 from torch import nn
 
-from onboard.graph.namespaces import namespace_tree
+from onboard.graph.visualize.namespaces import namespace_tree
 
 
 class Block(nn.Module):

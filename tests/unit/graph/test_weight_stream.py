@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from onboard.errors import OnboardError
-from onboard.graph.weight_stream import Load, stream
+from onboard.graph.weight_load.weight_stream import Load, stream
 
 
 @pytest.mark.parametrize(("threads", "chunk_bytes"), [(1, 1 << 20), (3, 7), (8, 64)])

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from onboard.graph.cache import KVPagedResource
-from onboard.graph.sequence import SequenceInfo
+from onboard.cache.batch import SequenceInfo
+from onboard.cache.resources import KVPagedResource
 from onboard.ops.block_attention import torch_cached_block_attention
 from onboard.ops.block_indexer import torch_cached_block_indexer
 from onboard.ops.cached_attention import torch_cached_attention

@@ -12,7 +12,7 @@ from naive import relative_error
 from torch import Tensor
 
 import onboard.ops  # noqa: F401
-from onboard.graph.cache import KVPagedResource
+from onboard.cache.resources import KVPagedResource
 
 ops: Any = torch.ops.onboard
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from onboard.analysis.spec import LayerKind
-from onboard.workflow.checkpoint import layer_kinds, max_positions
+from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, max_positions
 
 from .conftest import make_spec
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import PretrainedConfig
 
-from onboard.agents import comparison
-from onboard.agents.comparison import Comparison, Observed, Passage, compare, compare_with_itself, passages
-from onboard.agents.session import Session, _same_text
 from onboard.modeling import ONE_CODEBOOK
-from onboard.runtime.probe import DECODE, plans
-from onboard.runtime.reference import Reference
 from onboard.runtime.rope import LengthDependentRope
+from onboard.verify import comparison
+from onboard.verify.comparison import Comparison, Observed, Passage, compare, compare_with_itself, passages
+from onboard.verify.hf_logits import Reference
+from onboard.verify.ways import DECODE, plans
 from onboard.workflow import results
+from onboard.workflow.run_model.session import Session, _same_text
 
 VOCABULARY = 50
 

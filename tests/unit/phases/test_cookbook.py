@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from onboard.codegen.render import render
+from onboard.render import render
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases.cookbook import (
     TEMPLATE,

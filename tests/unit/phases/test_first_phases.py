@@ -19,13 +19,13 @@ from onboard.cli.progress import PlainObserver
 from onboard.codegen import model_file
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.hub import LocalSource
-from onboard.workflow import size
-from onboard.workflow.engine import Engine, load_phase, open_run
+from onboard.workflow.checkpoint.checkpoint_size import parameter_count as size
+from onboard.workflow.checkpoint.vocabulary import check_vocabulary
 from onboard.workflow.outcome import PhaseOutcome
 from onboard.workflow.phase import RunContext, RunOptions
+from onboard.workflow.phase_runner import Engine, load_phase, open_run
 from onboard.workflow.phases import gather, survey
 from onboard.workflow.phases.generate import same_but_revision
-from onboard.workflow.vocabulary import check_vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +260,7 @@ def test_a_sizeable_model_is_judged_before_its_weights_are_fetched(checkpoint: P
 from pathlib import Path
 from onboard import gpu
 gpu.system_memory = lambda: gpu.Memory(1000, 1000)
-from onboard.workflow.engine import Engine, open_run, load_phase
+from onboard.workflow.phase_runner import Engine, open_run, load_phase
 from onboard.workflow.phase import RunOptions
 from onboard.cli.progress import PlainObserver
 phase = load_phase("gather")
@@ -296,7 +296,7 @@ def test_json_of_an_outcome_is_json() -> None:
 def test_non_finite_weights_are_named(checkpoint: Path, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    from onboard.workflow.weights import check_weights
+    from onboard.workflow.checkpoint.usable_weights import check_weights
 
     save_file({"good": torch.ones(3), "bad": torch.tensor([1.0, float("nan")])}, tmp_path / "model.safetensors")
     with pytest.raises(OnboardError, match="the weight bad of .* holds NaN"):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from onboard.agents.held_out import HELD_OUT, judge, mean_nll, stories
 from onboard.content import CONTENT_ROOT
+from onboard.verify.held_out import HELD_OUT, judge, mean_nll, stories
 
 
 def test_loss_is_the_mean_over_what_follows_the_first_token_of_each() -> None:

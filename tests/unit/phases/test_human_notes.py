@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from onboard.analysis.spec import RepositoryCode
-from onboard.workflow.human_notes import human_notes
 from onboard.workflow.phases.pull_request import PullRequest
 from onboard.workflow.phases.report import Report
+from onboard.workflow.reporting.human_notes import human_notes
 
 from .conftest import ContextFactory, make_run, make_spec
 from .test_report import _finished, _html, _page

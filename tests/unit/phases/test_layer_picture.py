@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
-from onboard.workflow.layer_picture import layer_parts
+from onboard.workflow.reporting.layer_picture import layer_parts
 
 from .conftest import make_spec
 

@@ -5,10 +5,11 @@ import pytest
 from onboard.cli.progress import PlainObserver
 from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
-from onboard.workflow.engine import Engine
 from onboard.workflow.phase import RunContext
-from onboard.workflow.phases.matrix import Matrix, empty_matrix, matrix_path
+from onboard.workflow.phase_runner import Engine
+from onboard.workflow.phases.matrix import Matrix
 from onboard.workflow.phases.register import Register
+from onboard.workflow.reporting.support_matrix import empty_matrix, matrix_path
 from onboard.workflow.results import KNOWN_PREFIX
 
 from .conftest import ContextFactory, make_run

@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import LlavaConfig, Mistral3Config, VoxtralConfig
 
-from onboard.agents.media import media_prompts
-from onboard.agents.run_agent import run
-from onboard.agents.run_prompts import LONG_TOKENS
-from onboard.analysis.tiny import build_tiny, randomize
+from onboard.analysis.tiny.tiny_model import build_tiny, randomize
 from onboard.config import RuntimeConfig
-from onboard.graph.architecture import causal_lm_class
-from onboard.runtime.composite import Composite
-from onboard.runtime.prompt_inputs import PromptInputs
-from onboard.workflow.sweep.defaults import complete, default_config
+from onboard.hf.architecture import causal_lm_class
+from onboard.runtime.multimodal.prompt_inputs import PromptInputs
+from onboard.runtime.multimodal.towers import Composite
+from onboard.workflow.run_model.media import media_prompts
+from onboard.workflow.run_model.run_model import run
+from onboard.workflow.run_model.run_prompts import LONG_TOKENS
+from onboard.workflow.sweep.inputs.checkpoint_defaults import complete, default_config
 from tests.unit.runtime.test_prompts_with_images import TEXT, gemma, onboarded, qwen
 
 VISION = {

@@ -22,7 +22,7 @@ from onboard.workflow.phase import RunContext, RunOptions
 from onboard.workflow.phases import test as phase
 from onboard.workflow.phases.review import ReviewPhase
 from onboard.workflow.phases.test import TestPhase, run_tests
-from onboard.workflow.pytest_run import run_pytest
+from onboard.workflow.processes.pytest_run import run_pytest
 from onboard.workflow.worklog import Worklog
 
 MODEL, TEST = Path("models/modeling_llama.py"), Path("tests/equivalence/test_llama_modeling.py")

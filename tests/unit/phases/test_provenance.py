@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from onboard.gpu import processor
-from onboard.workflow.provenance import log_head, onboard_command, provenance
-from onboard.workflow.report_view import about
+from onboard.workflow.reporting.provenance import log_head, onboard_command, provenance
+from onboard.workflow.reporting.report_view import about
 
 from .conftest import ContextFactory, make_run
 

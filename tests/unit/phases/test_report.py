@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from onboard.workflow.human_notes import reduced_facts
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases.cookbook import Cookbook
 from onboard.workflow.phases.matrix import Matrix
 from onboard.workflow.phases.register import Register
 from onboard.workflow.phases.report import Report
-from onboard.workflow.report_view import error_position, ranges, short_count, size
-from onboard.workflow.report_view import test_groups as group_tests
+from onboard.workflow.reporting.human_notes import reduced_facts
+from onboard.workflow.reporting.report_view import error_position, ranges, short_count, size
+from onboard.workflow.reporting.report_view import test_groups as group_tests
 
 from .conftest import ContextFactory, make_run
 

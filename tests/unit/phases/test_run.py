@@ -20,23 +20,23 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma3nTextConfig, LlamaConfig, LlamaForCausalLM, ZambaConfig
 from warm import Warm
 
-from onboard.agents.comparison import Observed, Passage
-from onboard.agents.run_agent import run
-from onboard.agents.run_prompts import LONG_TOKENS
-from onboard.agents.session import Session
 from onboard.analysis.spec import LayerKind
 from onboard.config import RuntimeConfig
 from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
 from onboard.registry import config_path
 from onboard.runtime.llm import LLM
+from onboard.verify.comparison import Observed, Passage
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases import run as run_phase
 from onboard.workflow.phases.cookbook import Cookbook, notebook_path
 from onboard.workflow.phases.register import Register
 from onboard.workflow.phases.run import Run, _read_result, accepted_layers, reduced_layers
-from onboard.workflow.programs import ForkServer, RunModule, in_new_interpreter
-from onboard.workflow.warm import WarmPrograms
+from onboard.workflow.processes.programs import ForkServer, RunModule, in_new_interpreter
+from onboard.workflow.processes.warm import WarmPrograms
+from onboard.workflow.run_model.run_model import run
+from onboard.workflow.run_model.run_prompts import LONG_TOKENS
+from onboard.workflow.run_model.session import Session
 
 from .conftest import make_context, make_spec
 
@@ -390,7 +390,7 @@ def test_a_process_that_dies_is_a_runtime_error(
 
 
 def test_the_agent_ends_with_its_parent(tmp_path: Path) -> None:
-    code = "from onboard.agents import run_agent; import threading, time; threading.Thread("
+    code = "from onboard.workflow.run_model import run_model; import threading, time; threading.Thread("
     code += "target=run_agent._exit_with_parent, daemon=True).start(); print('up', flush=True); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
@@ -404,7 +404,7 @@ def test_the_agent_ends_with_its_parent(tmp_path: Path) -> None:
 def test_the_agent_ends_well_while_its_parent_lives(
     start: Callable[[], RunModule], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = "from onboard.agents import run_agent; import threading, time; threading.Thread("
+    code = "from onboard.workflow.run_model import run_model; import threading, time; threading.Thread("
     code += "target=run_agent._exit_with_parent, daemon=True).start(); time.sleep(0.5)"
     (tmp_path / "waiting.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path) + os.pathsep + os.environ.get("PYTHONPATH", ""))

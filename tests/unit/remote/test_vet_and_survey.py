@@ -9,10 +9,10 @@ import torch
 from families import config_dict
 
 from onboard.analysis.analyze import analyze
-from onboard.analysis.masks import is_causal_mask
+from onboard.analysis.recognise.mask_makers import is_causal_mask
 from onboard.analysis.repository_source import survey_code
+from onboard.codegen.equivalence_test import generate_test_file
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.test_file import generate_test_file
 from onboard.errors import OnboardError
 from onboard.workflow.remote.vet import vet_model_file, vet_tests
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from onboard.graph.pages import PageAllocator, PageGroup
-from onboard.graph.sequence import SequenceInfo
-from onboard.runtime.memory import CacheMemory
-from onboard.runtime.request import Request, Step
+from onboard.cache.batch import SequenceInfo
+from onboard.cache.pages import PageAllocator, PageGroup
 from onboard.runtime.rope import LengthDependentRope
 from onboard.runtime.sampling import SamplingParams
-from onboard.runtime.scheduler import Scheduler
+from onboard.runtime.scheduling.request import Request, Step
+from onboard.runtime.scheduling.scheduler import Scheduler
+from onboard.runtime.scheduling.sequence_pages import CacheMemory
 
 PAGE = 4
 

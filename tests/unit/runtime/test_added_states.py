@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from onboard.errors import OnboardError
-from onboard.runtime.added_states import added_states
+from onboard.runtime.multimodal.added_states import added_states
 
 
 class Text(nn.Module):

@@ -18,17 +18,17 @@ from transformers import AutoConfig, MusicgenForCausalLM
 from onboard import LLM, SamplingParams
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
-from onboard.analysis.tiny import build_small, tiny_config
+from onboard.analysis.tiny.tiny_model import build_small, tiny_config
+from onboard.cache.next_token import choose_codes
+from onboard.cache.rows import SequenceRows
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.prove import prove
 from onboard.errors import OnboardError, UsageError
-from onboard.graph.codebooks import codebooks_of, with_tokens
 from onboard.graph.factory import ModelFactory
-from onboard.graph.next_token import choose_codes
-from onboard.graph.rows import SequenceRows
+from onboard.hf.codebooks import codebooks_of, with_tokens
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 from onboard.ops.sampling import NOT_A_TOKEN, choose_tokens, uniforms
 from onboard.runtime.logprobs import logprobs
+from onboard.verify.blocks import prove
 
 COUNT = 3
 CACHE = {  # prompts come in chunks, and there is no room for all texts at once

@@ -14,8 +14,8 @@ import torch
 from onboard.errors import NotFiniteError, UsageError
 from onboard.ops.sampling import NOT_A_TOKEN
 from onboard.runtime.engine import Engine
-from onboard.runtime.flight import Flight
 from onboard.runtime.sampling import SamplingParams
+from onboard.runtime.scheduling.pending_step import Flight
 from tests.unit.runtime.tiny import TINY, Tiny
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32)

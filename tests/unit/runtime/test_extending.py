@@ -263,7 +263,7 @@ def test_doctor_lists_each_with_where_it_comes_from(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("onboard.cli.doctor._PACKAGES", ())
+    monkeypatch.setattr("onboard.cli.commands.doctor._PACKAGES", ())
     left_alone = {"ops/deploy.py": "raise SystemExit('run by nobody')"}
     write(tmp_path, {**root_files, **left_alone, "transforms/compile/bad.py": "register_transform("})
     assert main.run(["doctor", "--root", str(tmp_path)]) == 0

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from onboard.graph.compile.streams import wait_aux
 from onboard.graph.fx import nodes_of
-from onboard.graph.streams import wait_aux
 from onboard.runtime.engine import Engine
 from onboard.testing.compare import rmse_ratio
 from tests.unit.runtime.tiny import Tiny

@@ -242,7 +242,7 @@ def _rewrite(path: Path, change: Callable[[str], str]) -> None:
 
 CHANGES: dict[str, Callable[[str], str]] = {
     "another function": lambda text: text.replace("_operator:getitem", "os:system"),
-    "another class": lambda text: text.replace("onboard.graph.cache:KVPagedResource", "subprocess:Popen"),
+    "another class": lambda text: text.replace("onboard.cache.resources:KVPagedResource", "subprocess:Popen"),
     "cut off": lambda text: text[:-20],
     "another key": lambda text: text.replace(r"\"cache_dtype\": \"auto\"", r"\"cache_dtype\": \"other\""),
 }

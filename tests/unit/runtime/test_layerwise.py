@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from onboard.config import RuntimeConfig
 from onboard.graph.context import TransformContext
 from onboard.graph.factory import ModelFactory
-from onboard.runtime import reference
-from onboard.runtime.reference import Asked, reference_logits
+from onboard.verify import hf_logits as reference
+from onboard.verify.hf_logits import Asked, reference_logits
 from tests.unit.runtime.tiny import TINY
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}

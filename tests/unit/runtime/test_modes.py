@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from onboard import LLM, SamplingParams
-from onboard.agents import run_agent
-from onboard.analysis.tiny import build_tiny
+from onboard.analysis.tiny.tiny_model import build_tiny
 from onboard.cli import main
 from onboard.config import Mode, RuntimeConfig
 from onboard.errors import OnboardError
-from onboard.runtime.probe import rmse_ratio
-from onboard.runtime.verify import verify_model
+from onboard.verify.stages import verify_model
+from onboard.verify.ways import rmse_ratio
+from onboard.workflow.run_model import run_model as run_agent
 
 LENGTHS = (3, 11, 26, 41)
 NEW_TOKENS = 32

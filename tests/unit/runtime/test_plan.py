@@ -12,16 +12,16 @@ import torch
 from drawing import some_of
 from transformers import AutoConfig
 
+from onboard.cache.budget import Limits, MemoryPlan
+from onboard.cache.resources import KVPagedResource
+from onboard.cli.commands.plan import gib
 from onboard.cli.documents import PlanDocument
 from onboard.cli.main import run
-from onboard.cli.plan import gib
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
 from onboard.gpu_kinds import Gpus, known_gpus, parse_gpus, parse_size
-from onboard.graph.cache import KVPagedResource
-from onboard.graph.layer_kinds import Stack
-from onboard.graph.left_out import Occurrences
-from onboard.graph.plan import Limits, MemoryPlan
+from onboard.graph.export.layer_kinds import Stack
+from onboard.graph.export.left_out import Occurrences
 from onboard.runtime.build import build_engine
 from onboard.runtime.plan import plan_memory
 

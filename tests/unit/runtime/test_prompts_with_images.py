@@ -12,12 +12,12 @@ from transformers import Gemma3Config, Qwen2_5_VLConfig, Qwen3VLConfig
 
 from onboard import LLM, SamplingParams
 from onboard.analysis.analyze import analyze
-from onboard.analysis.tiny import randomize
+from onboard.analysis.tiny.tiny_model import randomize
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import UsageError
-from onboard.graph.architecture import causal_lm_class
-from onboard.runtime.composite import Composite
-from onboard.runtime.prompt_inputs import PromptInputs
+from onboard.hf.architecture import causal_lm_class
+from onboard.runtime.multimodal.prompt_inputs import PromptInputs
+from onboard.runtime.multimodal.towers import Composite
 from onboard.testing import all_logprobs
 
 TOKENS = 6

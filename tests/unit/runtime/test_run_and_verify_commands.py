@@ -10,12 +10,12 @@ import pytest
 import typer
 
 from onboard.cli import main
+from onboard.cli.commands.run import run
+from onboard.cli.commands.verify import print_row, verify
 from onboard.cli.documents import RunDocument, VerifyDocument
-from onboard.cli.run import run
-from onboard.cli.verify import print_row, verify
 from onboard.errors import UsageError
-from onboard.runtime import verify as verification
-from onboard.runtime.verify import Check, VerifyReport
+from onboard.verify import stages as verification
+from onboard.verify.stages import Check, VerifyReport
 from tests.unit.runtime.tiny import Tiny
 
 Capture = pytest.CaptureFixture[str]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from onboard.runtime.request import Chunk, Request
 from onboard.runtime.rope import LengthDependentRope
+from onboard.runtime.scheduling.request import Chunk, Request
 from tests.unit.runtime.simulated_cache import PAGE, Simulation, alone, make_request
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from transformers import AutoConfig
 
-from onboard.workflow.sweep.defaults import complete
+from onboard.workflow.sweep.inputs.checkpoint_defaults import complete
 
 
 def _completed(model_type: str) -> dict[str, object]:

@@ -14,12 +14,12 @@ import torch
 from checkpoints import TINY
 from transformers import AutoConfig
 
-from onboard.analysis.tiny import build_small
+from onboard.analysis.tiny.tiny_model import build_small
+from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.content import CONTENT_ROOT
-from onboard.graph.cached_sequence import CachedSequenceInterface
 from onboard.workflow.sweep.exact import InFloat64
+from onboard.workflow.sweep.inputs.judge_prompts import draw_prompts, is_arbitrary, longest_read
 from onboard.workflow.sweep.judge import judge, next_logits, relative_error
-from onboard.workflow.sweep.prompts import draw_prompts, is_arbitrary, longest_read
 from onboard.workflow.sweep.verdict import LIMIT, NEW_TOKENS, Verdict
 
 MODEL = Path("models", "modeling_llama.py")

@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from onboard.analysis.tiny import build_tiny
-from onboard.graph.cached_hf import CachedTransformersModel
+from onboard.analysis.tiny.tiny_model import build_tiny
+from onboard.graph.cache_init.cached_hf import CachedTransformersModel
 from onboard.workflow.sweep.child import Job
+from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.modes import run_mode
 from onboard.workflow.sweep.record import PhaseRecord, TargetRecord, conclude
 from onboard.workflow.sweep.store import job_key
-from onboard.workflow.sweep.targets import Target
 
 
 def _record(**changes: Any) -> TargetRecord:
@@ -78,5 +78,5 @@ def test_a_wrong_model_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     events = _emitted(tmp_path / "tiny")
     assert "with caches the logits are others" in events["phase"]["error"]
     assert "tests" not in events
-    monkeypatch.setattr("onboard.runtime.self_check.SelfCheck.run", lambda self, gm: 0.0)
+    monkeypatch.setattr("onboard.verify.self_check.SelfCheck.run", lambda self, gm: 0.0)
     assert "failed" in [row["status"] for row in _emitted(tmp_path / "tiny")["tests"]]

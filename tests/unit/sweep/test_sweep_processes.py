@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from onboard.workflow.programs import ForkServer
-from onboard.workflow.pytest_run import run_pytest
+from onboard.workflow.processes.programs import ForkServer
+from onboard.workflow.processes.pytest_run import run_pytest
 from onboard.workflow.sweep import child, worker
 from onboard.workflow.sweep.child import EVENTS, VERDICT, Job
 from onboard.workflow.sweep.executors import LocalExecutor
+from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.record import TargetRecord
-from onboard.workflow.sweep.targets import Target
 from onboard.workflow.sweep.verdict import Verdict
 
 Do = Callable[[Callable[[Job], None]], TargetRecord]

@@ -10,9 +10,9 @@ import pytest
 from onboard.errors import UsageError
 from onboard.workflow.sweep.child import Job
 from onboard.workflow.sweep.executors import Worker
+from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.ray_executor import Slot, pack, ray_executor, unpack
 from onboard.workflow.sweep.record import TargetRecord
-from onboard.workflow.sweep.targets import Target
 
 
 def test_what_a_job_left_on_its_node_comes_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.record import LEVELS, STATUSES, TESTED, Entry, PhaseRecord, TargetRecord, conclude
-from onboard.workflow.sweep.targets import Target
 from onboard.workflow.sweep.verdict import NEW_TOKENS, Verdict
 
 

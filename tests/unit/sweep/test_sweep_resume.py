@@ -11,10 +11,10 @@ import pytest
 from onboard.errors import UsageError
 from onboard.workflow.sweep.child import Job
 from onboard.workflow.sweep.executors import Started
+from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.record import TargetRecord
 from onboard.workflow.sweep.store import KEY, RECORD, source_hash
 from onboard.workflow.sweep.sweep import Sweep, SweepOptions
-from onboard.workflow.sweep.targets import Target
 
 TARGETS = [Target(name=name) for name in ("llama", "gpt2", "bloom")]
 

@@ -14,13 +14,19 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from onboard.analysis.tiny import build_tiny, tiny_config
+from onboard.analysis.tiny.tiny_model import build_tiny, tiny_config
 from onboard.errors import UsageError
-from onboard.workflow.sweep import checkpoint
-from onboard.workflow.sweep.checkpoint import flow, is_causal, make_checkpoint, missing_classes, why_not_causal
-from onboard.workflow.sweep.options import Option, options
+from onboard.workflow.sweep.inputs import tiny_checkpoint as checkpoint
+from onboard.workflow.sweep.inputs.options_on import Option, options
+from onboard.workflow.sweep.inputs.targets import VARIANTS, Target, causal_types, check_types, resolve
+from onboard.workflow.sweep.inputs.tiny_checkpoint import (
+    flow,
+    is_causal,
+    make_checkpoint,
+    missing_classes,
+    why_not_causal,
+)
 from onboard.workflow.sweep.record import LEAST_FLOW
-from onboard.workflow.sweep.targets import VARIANTS, Target, causal_types, check_types, resolve
 
 
 def test_all_types_of_transformers() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from filelock import FileLock
 
-from onboard.workflow.engine import Engine, open_run
 from onboard.workflow.files import write_atomically
 from onboard.workflow.outcome import PhaseOutcome
 from onboard.workflow.phase import Phase, PhaseResult, RunContext, RunOptions
+from onboard.workflow.phase_runner import Engine, open_run
 
 Work = Callable[[RunContext], dict[str, str]]
 

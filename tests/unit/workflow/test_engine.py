@@ -10,16 +10,16 @@ import pytest
 from checkpoints import tree
 
 from onboard.errors import ConsentRequiredError, OnboardError, UsageError
-from onboard.workflow.engine import PHASES, Engine, load_phases, open_run
 from onboard.workflow.outcome import RunOutcome
 from onboard.workflow.phase import RunContext, RunOptions
+from onboard.workflow.phase_runner import PHASES, Engine, load_phases, open_run
 
 from .fakes import Fake, Recorder, copying
 
 
 def test_phases_are_loaded_without_torch_and_transformers() -> None:
     """So that a run that skips everything takes no longer than its hashes."""
-    code = "import sys; from onboard.workflow.engine import load_phases; load_phases(); import onboard.cli.main\n"
+    code = "import sys; from onboard.workflow.phase_runner import load_phases; load_phases(); import onboard.cli.main\n"
     code += "print([name for name in ('torch', 'transformers', 'nbformat') if name in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "[]"
@@ -223,7 +223,7 @@ def test_an_interrupted_phase_runs_again(workflow: Workflow) -> None:
 
 def test_new_versions_rerun(workflow: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
     workflow.run()
-    monkeypatch.setattr("onboard.workflow.engine.current_versions", lambda: {"torch": "99"})
+    monkeypatch.setattr("onboard.workflow.phase_runner.current_versions", lambda: {"torch": "99"})
     assert workflow.statuses() == ["done"] * 4
 
 

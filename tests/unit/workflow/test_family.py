@@ -16,7 +16,7 @@ from onboard.composition import compose
 from onboard.hub import HubSource
 from onboard.registry import RegistryEntry, parse_entries
 from onboard.registry_text import insert_entry, set_files
-from onboard.workflow.family import Kind, configs_here, differences, kind_of_entry, on_the_hub, registered
+from onboard.workflow.checkpoint.family import Kind, configs_here, differences, kind_of_entry, on_the_hub, registered
 from onboard.workflow.phases.register import Register
 
 LLAMA = Kind("LlamaForCausalLM", "llama")

@@ -23,11 +23,11 @@ from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
 from onboard.registry import RegistryEntry, load_entries
 from onboard.registry_text import insert_entry
-from onboard.workflow.phases.matrix import empty_matrix, matrix_path, refreshed
 from onboard.workflow.registry_runs import places, runner
 from onboard.workflow.registry_runs.expression import parse
 from onboard.workflow.registry_runs.places import CpuPlaces, GpuPlaces
 from onboard.workflow.registry_runs.runner import Runner, RunSettings
+from onboard.workflow.reporting.support_matrix import empty_matrix, matrix_path, refreshed
 from onboard.workflow.results import (
     Result,
     features_of,
@@ -107,7 +107,7 @@ def _stand_in(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def command(self: Runner, entry: RegistryEntry, output: Path) -> tuple[list[str], int | None]:
         words, layer_count = whole(self, entry, output)
-        assert words[:3] == [sys.executable, "-m", "onboard.agents.run_agent"]
+        assert words[:3] == [sys.executable, "-m", "onboard.workflow.run_model.run_model"]
         return [sys.executable, str(root / "agent.py"), *words[3:]], layer_count
 
     monkeypatch.setattr(Runner, "_command", command)

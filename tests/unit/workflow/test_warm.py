@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from onboard.workflow.warm import WarmPrograms
+from onboard.workflow.processes.warm import WarmPrograms
 
 PROGRAM = (
     "import os, sys, signal; print('torch' in sys.modules, os.getppid(), signal.getsignal(signal.SIGINT).__name__)"

@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from onboard.cli.progress import TerminalObserver
-from onboard.workflow.pytest_run import run_pytest
-from onboard.workflow.watched import count_of_tests, last_line, watched
+from onboard.workflow.processes.pytest_run import run_pytest
+from onboard.workflow.processes.watched import count_of_tests, last_line, watched
 
 TESTS = """
 import time, pytest

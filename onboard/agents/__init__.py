@@ -1,1 +1,0 @@
-"""Reviewer, repairer and run agent, and their back ends."""

@@ -1,0 +1,135 @@
+"""The numbers that a model's code may compare a length or a position with, and prompts on both sides of each.
+
+Most code is translated as it stands, but blocks that are recognised are written anew: what one of them does from some
+length or position on is only seen by a prompt that goes so far.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from onboard.analysis.recognise.recorder import modeling_modules
+from onboard.analysis.source import module_source
+from onboard.analysis.tiny.tiny_model import begins_at_zero, build_small, from_zero, prompt, tiny_config, vocabulary
+from onboard.analysis.tiny.tiny_sizes import KNOWN_SIZES, MAX_POSITIONS
+from onboard.hf.architecture import text_config
+
+LONGEST = 512
+"""Tokens of the longest prompt that is tried; positions behind it are tried by prompts that begin there."""
+_FARTHEST = 1 << 17
+_COVERED = 19
+"""Any other prompt has a token of a higher index: it has 21."""
+_BEYOND = 9
+_POSITIONS = ("max_position_embeddings", "max_seq_len")
+_MOST_ROWS = 8
+_DIVIDE = (ast.Div, ast.FloorDiv, ast.Mod)
+_EQUAL = (ast.Eq, ast.NotEq, ast.In, ast.NotIn, ast.Is, ast.IsNot)
+_BOUND = frozenset({"clamp", "clip", "min", "max", "clamp_min", "clamp_max", "minimum", "maximum"})
+
+
+def build_roomy(config: PretrainedConfig) -> nn.Module:
+    """Return the tiny model of a config, with positions behind each threshold that the checkpoint's own go beyond."""
+    small = tiny_config(config)
+    model = build_small(small)
+    beyond = [each for each in thresholds(model) if positions(small) <= each < min(positions(config), _FARTHEST)]
+    if not beyond or not hasattr(text_config(small), _POSITIONS[0]):
+        return model
+    setattr(text_config(small), _POSITIONS[0], beyond[-1] + 2 * _BEYOND)
+    return build_small(small)
+
+
+def positions(config: Any) -> int:
+    """Return how many positions a config allows; a great many when it does not say."""
+    limits = [getattr(text_config(config), name, None) for name in _POSITIONS]
+    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=_FARTHEST)
+
+
+def crossing_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
+    """Return prompts of one row that pass each threshold behind those that other prompts pass, where positions allow.
+
+    One is long; positions behind it are reached by short ones, if the model heeds positions.
+    """
+    config: Any = model.config
+    room = positions(config) if hasattr(text_config(config), _POSITIONS[0]) else MAX_POSITIONS
+    passed = [each for each in thresholds(model) if _COVERED < each < room]
+    near = [each for each in passed if each < LONGEST]
+    one = {"batch": 1, "tokens": vocabulary(model)}
+    found = [prompt(0, length=min(near[-1] + _BEYOND, room), seed=5, **one)] if near else []
+    if begins_at_zero(model):
+        return found
+    starts = [each - _BEYOND for each in passed if each >= LONGEST]
+    return [*found, *(prompt(start, length=min(2 * _BEYOND, room - start), seed=6, **one) for start in starts)]
+
+
+def exact_prompts(model: nn.Module) -> list[dict[str, torch.Tensor]]:
+    """Return prompts with just as many tokens, or rows if few, as some number that code asks sizes to be equal to.
+
+    To be a multiple of a number is such a question, too.
+    """
+    config: Any = model.config
+    literals = {number for tree in _code(model) for number in _exact_numbers(tree)}
+    numbers = {abs(value) for value in literals | _fields(model)}
+    lengths = sorted(each for each in numbers if 1 < each <= min(LONGEST, positions(config)))
+    rows = [each for each in lengths if each <= _MOST_ROWS]
+    tokens = vocabulary(model)
+    found = [prompt(0, length=each, batch=1, seed=8, tokens=tokens) for each in lengths]
+    return found + [from_zero(prompt(0, length=_BEYOND, batch=each, seed=9, tokens=tokens)) for each in rows]
+
+
+def thresholds(model: nn.Module) -> list[int]:
+    """Return the numbers, sorted, that stand in comparisons, bounds and divisions of the code that a model runs.
+
+    Those of the model's config are among them, but for the sizes that every tiny model has.
+    """
+    literals = {number for tree in _code(model) for number in _numbers(tree)}
+    return sorted({abs(value) for value in literals | _fields(model)})
+
+
+def _fields(model: nn.Module) -> set[int]:
+    own: Any = model.config
+    fields = [value for name, value in own.to_dict().items() if name not in KNOWN_SIZES]
+    return {int(value) for value in fields if isinstance(value, int)}
+
+
+def _code(model: nn.Module) -> Iterator[ast.AST]:
+    """Yield the classes of a model's own modules, with those that they inherit from, and all functions beside them."""
+    used = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
+    for name in modeling_modules(model):
+        source = module_source(name)
+        yield from (node for key, node in source.classes.items() if key in used)
+        yield from (node for key, node in source.functions.items() if inspect.isfunction(source.namespace.get(key)))
+
+
+def _numbers(tree: ast.AST) -> Iterator[int]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Compare(left=left, comparators=others):
+                yield from _literals(left, *others)
+            case ast.BinOp(op=op, right=right) if isinstance(op, _DIVIDE):
+                yield from _literals(right)
+            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=args, keywords=keywords):
+                if name in _BOUND:
+                    yield from _literals(*args, *(item.value for item in keywords))
+
+
+def _exact_numbers(tree: ast.AST) -> Iterator[int]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Compare(left=left, ops=ops, comparators=others) if any(isinstance(op, _EQUAL) for op in ops):
+                yield from _literals(left, *others)
+            case ast.BinOp(op=ast.Mod(), right=right):
+                yield from _literals(right)
+
+
+def _literals(*nodes: ast.AST) -> Iterator[int]:
+    for node in (inside for each in nodes for inside in ast.walk(each)):
+        match node:
+            case ast.Constant(value=int() | float() as value) if not isinstance(value, bool) and value == int(value):
+                yield int(value)

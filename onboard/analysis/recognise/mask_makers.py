@@ -1,0 +1,90 @@
+"""Which functions of a modeling file make the causal mask: those that return one whenever they are called.
+
+Old ones return it as truth values, beside a mask of the padding.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import modeling_attn_mask_utils
+
+from onboard.analysis.tiny.tiny_model import prompts
+
+_FAR_BELOW = -1e3
+"""What a mask adds to scores that do not count is this or less."""
+
+
+def mask_makers(model: nn.Module) -> dict[str, list[str]]:
+    """Return functions that return exactly causal masks, the model's own and transformers' old ones, and what else.
+
+    A mask is [batch or 1, 1, sequence, sequence], zero at and before a query's position and far below zero after it
+    ("added"). It is not narrowed by a window, and whoever makes it does so in each of the prompts. A function may also
+    return a pair where each prompt has a mask of padding: that one ("ones") and a causal one [batch, sequence,
+    sequence] that is true at and before a query's position ("seen").
+    """
+    alone, beside = (_returned(model, padding=padding) for padding in (False, True))
+    pairs = {name: kinds for name, kinds in beside.items() if sorted(kinds) == ["ones", "seen"]}
+    return dict(sorted(({name: kinds for name, kinds in alone.items() if kinds == ["added"]} | pairs).items()))
+
+
+def _returned(model: nn.Module, *, padding: bool) -> dict[str, list[str]]:
+    """Return what kinds of masks each function returns in all prompts, with or without a mask of padding."""
+    returned: dict[str, list[list[str]]] = {}
+    files = {inspect.getfile(type(model)), inspect.getfile(modeling_attn_mask_utils)}
+    texts = prompts(model)  # which runs the model, too
+    with _returns_watched(files, returned), torch.no_grad():
+        for inputs in texts:
+            mask = {"attention_mask": torch.ones_like(inputs["input_ids"])} if padding else {}
+            model(**inputs, **mask, use_cache=False)
+    return {name: kinds[0] for name, kinds in returned.items() if all(kind == kinds[0] for kind in kinds)}
+
+
+def _kinds(value: Any) -> list[str]:
+    """Return the kinds of masks that a value has, "" for anything else."""
+    if is_causal_mask(value):
+        return ["added"]
+    return [_kind(item) for item in value] if isinstance(value, tuple) else [""]
+
+
+def _kind(item: Any) -> str:
+    if not isinstance(item, torch.Tensor) or item.is_floating_point():
+        return ""
+    if item.dim() == 2 and bool((item == 1).all()):
+        return "ones"
+    square = item.dim() == 3 and item.shape[1] == item.shape[2] > 1 and item.dtype == torch.bool
+    return "seen" if square and bool((item == torch.ones_like(item).tril()).all()) else ""
+
+
+def is_causal_mask(value: Any) -> bool:
+    """Whether a value is a causal mask of more than one position."""
+    if not (isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() == 4):
+        return False
+    batch, heads, queries, keys = value.shape
+    if heads != 1 or queries != keys or queries < 2:
+        return False
+    later = torch.ones(queries, keys, dtype=torch.bool).triu(1)
+    return bool((value[..., later] <= _FAR_BELOW).all()) and bool((value[..., ~later] == 0).all())
+
+
+@contextmanager
+def _returns_watched(files: set[str], returned: dict[str, list[list[str]]]) -> Iterator[None]:
+    """Note of every function in some files what it returns."""
+
+    def watch(frame: FrameType, event: str, value: Any) -> None:
+        if event == "return" and frame.f_code.co_filename in files and frame.f_code.co_name != "forward":
+            returned.setdefault(frame.f_code.co_name, []).append(_kinds(value))
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)

@@ -1,0 +1,228 @@
+"""Recognise what recurrent mixers and latent attention are made of, by comparing outputs with canonical ops.
+
+transformers writes the convolution and the scans of its mixers as helper functions with the arguments of the kernels
+that can replace them. A helper whose arguments fit a `Form` is called again, with other settings, too; it is that op
+when the form's expression, which is also what generated code will say, gives the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from onboard.analysis.recognise.probe import Finding
+from onboard.analysis.recognise.recorder import HelperCall, rmse_ratio
+from onboard.verify.closeness import worst
+
+TOLERANCE = 1e-5
+"""Chunks of other lengths round differently."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a helper function's arguments become those of a canonical op."""
+
+    expression: str
+    """The op's call, in terms of the helper's parameters."""
+    fixed: dict[str, Any] = field(default_factory=dict)
+    """What other parameters must be."""
+    ignored: frozenset[str] = frozenset()
+    """Parameters that change no value."""
+    turned: frozenset[str] = frozenset()
+    """Arguments that are [batch, channels, sequence] where the op has [batch, sequence, channels]; so is the result."""
+    settings: tuple[dict[str, Any], ...] = ()
+    """Other values of parameters, with which the helper is tried, too."""
+    with_state: bool = False
+    """The helper returns (output, state)."""
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """The helper's parameters that the expression reads."""
+        names = {node.id for node in ast.walk(ast.parse(self.expression)) if isinstance(node, ast.Name)}
+        return frozenset(names - {"torch"})
+
+
+FORMS = {
+    "torch_causal_conv1d": Form(
+        "torch.ops.onboard.torch_causal_conv1d(hidden_states, weight.unsqueeze(1), bias, 1, weight.shape[-1] - 1, 1, "
+        "weight.shape[0], 'zeros', activation)",
+        turned=frozenset({"hidden_states"}),
+        settings=({"activation": None}, {"activation": "silu"}, {"activation": "gelu"}),
+    ),
+    "torch_ssm": Form(
+        "torch.ops.onboard.torch_ssm(hidden_states, A, B, C, D, dt, dt_bias, dt_limit, chunk_size)",
+        fixed={"dt_softplus": True, "initial_states": None, "return_final_states": False},
+        settings=({"dt_limit": (0.3, 0.9)}, {"chunk_size": 5}),
+    ),
+    "torch_selective_scan": Form(
+        "torch.ops.onboard.torch_selective_scan(hidden_states, dt, A, B, C, D, z, delta_bias)",
+        fixed={"delta_softplus": True, "return_last_state": False},
+        ignored=frozenset({"use_mambapy", "use_associative_scan"}),
+        turned=frozenset({"hidden_states", "dt", "B", "C", "z"}),
+        settings=({"z": None}, {"D": None}, {"delta_bias": None}),
+    ),
+    "torch_gated_delta_rule": Form(
+        "torch.ops.onboard.torch_gated_delta_rule(query, key, value, g, beta, None, use_qk_l2norm_in_kernel)",
+        fixed={"initial_state": None, "output_final_state": False},
+        ignored=frozenset({"chunk_size"}),
+        settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
+        with_state=True,
+    ),
+    "torch_delta_rule": Form(
+        "torch.ops.onboard.torch_delta_rule(query, key, value, beta, None, use_qk_l2norm_in_kernel)",
+        fixed={"initial_state": None, "output_final_state": False},
+        ignored=frozenset({"chunk_size"}),
+        settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
+        with_state=True,
+    ),
+    "torch_wkv": Form(
+        "torch.ops.onboard.torch_wkv(key, value, time_decay, time_first)",
+        fixed={"state": None, "return_state": False},
+        with_state=True,
+    ),
+    "torch_kda": Form(
+        "torch.ops.onboard.torch_kda(query, key, value, g, beta, None, use_qk_l2norm_in_kernel)",
+        fixed={"initial_state": None, "output_final_state": False},
+        ignored=frozenset({"chunk_size"}),
+        settings=({"use_qk_l2norm_in_kernel": True}, {"chunk_size": 8}),
+        with_state=True,
+    ),
+}
+"""Canonical op -> how helpers with the interface of its kernels are called."""
+
+
+def probe_scan(call: HelperCall) -> Finding | None:
+    """Recognise a helper function that is one of `FORMS`."""
+    for op, form in FORMS.items():
+        if not form.parameters <= call.arguments.keys() or not _is_plain(form, call.arguments):
+            continue
+        errors = [scan_error(form, call.function, {**call.arguments, **other}) for other in ({}, *form.settings)]
+        if all(error < TOLERANCE for error in errors):
+            return Finding("scan", {"op": op}, [f"probe: {op} fits with rmse ratio {worst(errors):.1e}"])
+    return None
+
+
+def _is_plain(form: Form, arguments: dict[str, Any]) -> bool:
+    rest = arguments.keys() - form.parameters - form.fixed.keys() - form.ignored
+    return all(arguments.get(key) == value for key, value in form.fixed.items()) and all(
+        arguments[key] is None for key in rest
+    )
+
+
+def scan_error(
+    form: Form, helper: Callable[..., Any], arguments: dict[str, Any], ignored: Collection[str] = ()
+) -> float:
+    """Return how far a helper, which has no arguments `ignored`, is from what a form says."""
+    turned = {key: _turn(value) if key in form.turned else value for key, value in arguments.items()}
+    try:
+        output = helper(**{key: value for key, value in arguments.items() if key not in ignored})
+        actual = eval(form.expression, {"torch": torch}, turned)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return float("inf")  # another function with these parameters
+    expected = output[0] if form.with_state else output
+    actual = actual.transpose(1, 2) if form.turned else actual
+    return rmse_ratio(actual, expected) if actual.shape == expected.shape else float("inf")
+
+
+def _turn(value: Any) -> Any:
+    return value.transpose(1, 2) if isinstance(value, torch.Tensor) else value
+
+
+def probe_gated_norm(module: nn.Module) -> Finding | None:
+    """Recognise an RMSNorm with a SiLU gate, `module(x, gate)`, and the attributes that are its epsilon and groups."""
+    names = [name for name, _ in module.named_parameters()]
+    weight: Any = getattr(module, "weight", None)
+    if names != ["weight"] or list(module.children()) or weight.dim() != 1:
+        return None
+    for eps in [key for key, value in vars(module).items() if type(value) is float]:
+        for group_size in _group_sizes(module):
+            for before in ("False", "True", *(f"self.{key}" for key, v in vars(module).items() if type(v) is bool)):
+                errors = [
+                    _gated_error(item, eps, group_size, before) for item in _variants(module, eps, group_size, before)
+                ]
+                if worst(errors) < TOLERANCE:
+                    parameters = {"eps": eps, "group_size": group_size, "norm_before_gate": before}
+                    evidence = f"probe: torch_rmsnorm_gated fits with rmse ratio {worst(errors):.1e}"
+                    return Finding("gated_rmsnorm", parameters, [evidence])
+    return None
+
+
+def _group_sizes(module: nn.Module) -> Iterator[str]:
+    """Yield expressions for the channels that are normalised together; a module's own attributes go first."""
+    for key, value in vars(module).items():
+        if type(value) is int and not key.startswith("_"):
+            yield f"self.{key}"
+            yield f"self.weight.shape[0] // self.{key}"
+    yield "self.weight.shape[0]"
+
+
+def _variants(module: nn.Module, eps: str, group_size: str, before: str) -> Iterator[nn.Module]:
+    """Yield copies with a coarse epsilon and each with one of the attributes in question changed."""
+    weight: Any = module.weight
+    changes: list[dict[str, Any]] = [{}, {eps: 0.37}]
+    nodes = [node for node in ast.walk(ast.parse(group_size)) if isinstance(node, ast.Attribute)]
+    attributes = [node.attr for node in nodes if type(getattr(module, node.attr, None)) is int]
+    changes += [{key: size} for key in attributes for size in (2, weight.shape[0] // 2)]
+    changes += [{before.removeprefix("self."): value} for value in (True, False) if before.startswith("self.")]
+    for change in changes:
+        variant = copy.deepcopy(module)
+        for key, value in change.items():
+            setattr(variant, key, value)
+        yield variant
+
+
+def _gated_error(module: nn.Module, eps: str, group_size: str, before: str) -> float:
+    weight: Any = module.weight
+    x, gate = torch.randn(2, 2, 3, weight.shape[0], generator=torch.Generator().manual_seed(13))
+    try:
+        expected = module(x, gate)
+        size, first = (eval(item, {"self": module}) for item in (group_size, before))
+        actual = torch.ops.onboard.torch_rmsnorm_gated(x, weight, gate, getattr(module, eps), size, first)
+    except (AttributeError, RuntimeError, TypeError, ValueError, ZeroDivisionError):
+        return float("inf")
+    same = isinstance(expected, torch.Tensor) and expected.shape == actual.shape
+    return rmse_ratio(actual, expected) if same else float("inf")
+
+
+def probe_latent_attention(module: nn.Module) -> dict[str, str]:
+    """Recognise a method of an attention module that expands latents into keys and values.
+
+    Returns:
+        {"expand": method, "kv_b_proj": linear layer}, empty when there is none. The method makes of latents and kpe,
+        [batch, 1, sequence, rank or rope_dim], the keys [W_k latent, kpe] and the values W_v latent, bnsd.
+    """
+    methods = [
+        key for key, value in vars(type(module)).items() if callable(value) and key not in ("forward", "__init__")
+    ]
+    linears = [
+        (name, child) for name, child in module.named_children() if type(child) is nn.Linear and child.bias is None
+    ]
+    sizes = sorted({value for value in vars(module).values() if type(value) is int and 0 < value <= 1024})
+    for method in methods:
+        for name, linear in linears:
+            if any(_expands(getattr(module, method), linear, size) for size in sizes):
+                return {"expand": method, "kv_b_proj": name}
+    return {}
+
+
+def _expands(method: Callable[..., Any], linear: Any, rope_dim: int) -> bool:
+    generator = torch.Generator().manual_seed(17)
+    latent = torch.randn(2, 1, 5, linear.in_features, generator=generator)
+    kpe = torch.randn(2, 1, 5, rope_dim, generator=generator)
+    try:
+        key, value = method(latent, kpe)
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    nope = key.shape[-1] - rope_dim
+    expanded = linear(latent.squeeze(1))
+    if expanded.shape[-1] != key.shape[1] * (nope + value.shape[-1]):
+        return False
+    expanded = expanded.view(2, 5, key.shape[1], -1).transpose(1, 2)
+    expected = torch.cat([expanded[..., :nope], kpe.expand(-1, key.shape[1], -1, -1)], -1)
+    return rmse_ratio(key, expected) < TOLERANCE and rmse_ratio(value, expanded[..., nope:]) < TOLERANCE

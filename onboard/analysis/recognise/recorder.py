@@ -1,0 +1,265 @@
+"""Watch a transformers model run: what its attention, its helper functions and its modules get and give."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+import onboard.ops  # noqa: F401  (registers the canonical ops)
+from onboard.analysis.recognise.watch import LoopCall, loops_watched
+from onboard.errors import OnboardError
+from onboard.ops.sparse import chosen_keys
+
+NAME = "onboard_recorder"
+
+
+@dataclass
+class AttentionCall:
+    """One call of transformers' attention interface."""
+
+    path: str
+    """Module path of the layer's attention."""
+    window: int | None
+    """Sliding window that the keyword states."""
+    mask_is_causal: bool
+    """The mask is exactly causal, narrowed by the window or cut into the config's chunks."""
+    keywords: dict[str, Any]
+    """Scaling, soft cap, sinks: scalars, or "tensor"."""
+    heads: int
+    kv_heads: int
+    beside: int = 0
+    """Keys behind those of the text's tokens: what they stand for, a module that makes them tells."""
+
+
+@dataclass
+class FunctionCall:
+    """One call of a function of the modeling file with tensors only."""
+
+    name: str
+    arguments: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    module: str = ""
+    """The name of the module that defines it."""
+
+
+@dataclass
+class HelperCall:
+    """One call of a function of the modeling file: its parameters by name, without what goes into `**kwargs`."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+
+
+@dataclass
+class ModuleCall:
+    """What a module got and gave."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+
+@dataclass
+class Recording:
+    """What was seen in one forward pass."""
+
+    logits: torch.Tensor
+    attention: list[AttentionCall] = field(default_factory=list)
+    functions: list[FunctionCall] = field(default_factory=list)
+    helpers: list[HelperCall] = field(default_factory=list)
+    loops: list[LoopCall] = field(default_factory=list)
+    modules: dict[str, list[ModuleCall]] = field(default_factory=dict)
+
+
+def record(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Recording:
+    """Run `model` with canonical attention in place of its own and note all that passes by."""
+    recording = Recording(torch.empty(0))
+    with ExitStack() as stack:
+        stack.enter_context(_attention_recorded(model, recording))
+        for name in modeling_modules(model):
+            stack.enter_context(_functions_recorded(sys.modules[name], recording))
+        stack.enter_context(modules_recorded(model, recording.modules))
+        stack.enter_context(loops_watched(model, recording.loops))
+        stack.enter_context(torch.no_grad())
+        recording.logits = model(**inputs, use_cache=False).logits
+    return recording
+
+
+def modeling_modules(model: nn.Module) -> list[str]:
+    """Return the names of the modules that define a model's classes: a composite's text model has its own."""
+    own = (type(module).__module__ for module in model.modules())
+    return list(dict.fromkeys([type(model).__module__, *(name for name in own if ".modeling_" in name)]))
+
+
+def rmse_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return rmse(actual - expected) / rmse(expected), in float64 (complex values by magnitude)."""
+    actual, expected = actual.detach(), expected.detach()
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    difference = (actual.to(wide) - expected.to(wide)).abs().square().mean().sqrt()
+    norm = expected.to(wide).abs().square().mean().sqrt()
+    return float(difference / norm.clamp(min=torch.finfo(torch.float64).tiny))
+
+
+def first_tensor(value: Any) -> torch.Tensor | None:
+    """Return the first tensor of a module's output."""
+    if isinstance(value, torch.Tensor):
+        return value
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return next((found for item in items if (found := first_tensor(item)) is not None), None)
+
+
+@contextmanager
+def modules_recorded(model: nn.Module, calls: dict[str, list[ModuleCall]]) -> Iterator[None]:
+    """Note the calls of every submodule; one about no text, as of an expert that no token chose, tells nothing."""
+    handles = []
+    for path, module in model.named_modules():
+
+        def hook(_: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
+            kept = tree_map(_copy, output)  # what follows may work in place
+            if not (isinstance(kept, torch.Tensor) and kept.numel() == 0):
+                calls.setdefault(path, []).append(ModuleCall(args, kwargs, kept))
+
+        handles.append(module.register_forward_hook(hook, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+@contextmanager
+def _attention_recorded(model: nn.Module, recording: Recording) -> Iterator[None]:
+    paths = {module: path for path, module in model.named_modules()}
+
+    def attention(
+        module: nn.Module,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        scaling: float | None = None,
+        **keywords: Any,
+    ) -> tuple[torch.Tensor, None]:
+        window, cap, sinks = (keywords.get(item) for item in ("sliding_window", "softcap", "s_aux"))
+        if isinstance(by_query := keywords.get("sinks"), torch.Tensor):
+            sinks = by_query.squeeze(-1).transpose(1, 2)
+        settings = {"scaling": scaling, "softcap": cap, "s_aux": None if sinks is None else "tensor"}
+        if (beside := _keys_beside(attention_mask, query.shape[2], window)) > 0:
+            sizes = query.shape[1], key.shape[1], beside
+            recording.attention.append(AttentionCall(paths[module], window, True, settings, *sizes))
+            of_op = (attention_mask, 0.0, False, scaling, sinks, None, cap)
+            out = torch.ops.onboard.torch_attention(*(item.transpose(1, 2) for item in (query, key, value)), *of_op)
+            return out, None
+        if query.shape[2] != key.shape[2]:
+            raise OnboardError(
+                f"{paths[module]} attends from {query.shape[2]} states to {key.shape[2]}: "
+                "there is no cached form of attention among states that are not one a token"
+            )
+        chunk = _chunk(attention_mask, model.config)
+        causal = chunk is not None or _is_causal(attention_mask, query.shape[2], window)
+        bias = keywords.get("position_bias")
+        if not causal and bias is None and _hides_later_keys(attention_mask):
+            causal, bias = True, attention_mask
+        recording.attention.append(AttentionCall(paths[module], window, causal, settings, query.shape[1], key.shape[1]))
+        indices = keywords.get("indices")
+        chosen = bias if indices is None else chosen_keys(indices, key.shape[2])
+        if chunk is not None:
+            chosen = _same_chunk(query.shape[2], chunk)
+        settings_of_op = (chosen, 0.0, True, scaling, sinks, window, cap, "bnsd")
+        out = torch.ops.onboard.torch_attention(query, key, value, *settings_of_op)
+        return out.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, eager_mask)
+    config: Any = model.config
+    saved = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = saved
+
+
+def _same_chunk(length: int, chunk: int) -> torch.Tensor:
+    chunks = torch.arange(length) // chunk
+    return chunks.unsqueeze(1) == chunks
+
+
+def _chunk(mask: torch.Tensor | None, config: Any) -> int | None:
+    """Return the length of the chunks that a mask cuts the text into; None for another mask."""
+    chunk = getattr(config, "attention_chunk_size", None)
+    if mask is None or chunk is None or chunk >= mask.shape[-1]:
+        return None
+    length = mask.shape[-1]
+    allowed = _same_chunk(length, chunk) & torch.ones(length, length, dtype=torch.bool).tril()
+    return chunk if bool(((mask == 0) == allowed).all()) else None
+
+
+def _is_causal(mask: torch.Tensor | None, length: int, window: int | None) -> bool:
+    distance = torch.arange(length).unsqueeze(1) - torch.arange(length)
+    allowed = (distance >= 0) & (distance < (window or length))
+    return mask is not None and bool(((mask == 0) == allowed).all())
+
+
+def _keys_beside(mask: torch.Tensor | None, length: int, window: int | None) -> int:
+    """Return how many keys a mask has behind those of the text's tokens, which it shows causally."""
+    more = 0 if mask is None else mask.shape[-1] - length
+    return more if more > 0 and mask is not None and _is_causal(mask[..., :length], length, window) else 0
+
+
+def _hides_later_keys(mask: torch.Tensor | None) -> bool:
+    """Whether a mask is a bias of its own that is causal: later keys have the least number, others what it likes."""
+    if mask is None or mask.dim() != 4 or not mask.is_floating_point():
+        return False
+    later = torch.ones(mask.shape[-2:], dtype=torch.bool).triu(1)
+    return bool((mask[..., later] <= torch.finfo(mask.dtype).min / 2).all())
+
+
+@contextmanager
+def _functions_recorded(module: Any, recording: Recording) -> Iterator[None]:
+    """Replace the module's own functions, where its code looks them up, by recording ones."""
+    with ExitStack() as stack:
+        for name, function in list(vars(module).items()):
+            if inspect.isfunction(function) and function.__module__ == module.__name__:
+                stack.enter_context(mock.patch.object(module, name, _recorded(name, function, recording)))
+        yield
+
+
+def _recorded(name: str, function: Callable[..., Any], recording: Recording) -> Callable[..., Any]:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        outputs = function(*args, **kwargs)
+        recording.helpers.append(HelperCall(name, function, _bound(function, args, kwargs)))
+        tensors = [item for item in args if isinstance(item, torch.Tensor)]
+        if (
+            isinstance(outputs, tuple)
+            and len(tensors) == len(args)
+            and all(isinstance(o, torch.Tensor) for o in outputs)
+        ):
+            recording.functions.append(FunctionCall(name, tensors, list(outputs), function.__module__))
+        return outputs
+
+    return wrapper
+
+
+def _bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    signature = inspect.signature(function)
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    rest = [key for key, item in signature.parameters.items() if item.kind is inspect.Parameter.VAR_KEYWORD]
+    return {key: value for key, value in bound.arguments.items() if key not in rest}

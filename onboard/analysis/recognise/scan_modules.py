@@ -1,0 +1,69 @@
+"""Recognise modules without weights that are a canonical op of recurrent mixers, with one setting from the config."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from onboard.analysis.recognise.mixers import TOLERANCE, Form, scan_error
+from onboard.analysis.recognise.probe import Finding
+from onboard.analysis.recognise.recorder import ModuleCall
+from onboard.verify.closeness import worst
+
+MODULE_FORMS = {
+    "torch_mlstm": Form(
+        "torch.ops.onboard.torch_mlstm(query, key, value, igate, fgate, eps)",
+        turned=frozenset({"query", "key", "value", "igate", "fgate"}),
+        with_state=True,
+    ),
+}
+"""Canonical op -> how a module's forward is called; `eps` is the setting."""
+SETTING = "eps"
+_COARSE = 0.37
+
+
+def probe_scan_module(module: nn.Module, calls: Sequence[ModuleCall]) -> Finding | None:
+    """Recognise a module that is one of `MODULE_FORMS`, whatever other number its config has in the setting's place."""
+    if module.state_dict() or not calls or not hasattr(module, "config"):
+        return None
+    bound = [bound_arguments(module, call) for call in calls]
+    for op, form in MODULE_FORMS.items():
+        wanted = form.parameters - {SETTING}
+        if not all(wanted <= item.keys() and all(item[key] is None for key in item.keys() - wanted) for item in bound):
+            continue
+        for field, variants in _variants(module):
+            errors = [
+                scan_error(form, variant, {**item, SETTING: number}, ignored={SETTING})
+                for variant, number in variants
+                for item in bound
+            ]
+            if worst(errors) < TOLERANCE:
+                evidence = f"probe: {op} fits with rmse ratio {worst(errors):.1e}"
+                return Finding("scan_module", {"op": op, "eps": field}, [evidence])
+    return None
+
+
+def bound_arguments(module: nn.Module, call: ModuleCall) -> dict[str, Any]:
+    """Return the arguments of a call by the names of forward's parameters, defaults too."""
+    arguments = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
+    arguments.apply_defaults()
+    return dict(arguments.arguments)
+
+
+def _variants(module: nn.Module) -> Iterator[tuple[str, list[tuple[nn.Module, float]]]]:
+    """Yield each number of the config with modules that are made with it: as it is, and coarse."""
+    config: Any = module.config
+    make: Any = type(module)
+    for field, value in vars(config).items():
+        if type(value) is not float:
+            continue
+        other = copy.deepcopy(config)
+        setattr(other, field, _COARSE)
+        try:
+            yield field, [(module, value), (make(other).eval(), _COARSE)]
+        except (TypeError, ValueError, RuntimeError):
+            continue  # made of more than its config

@@ -1,0 +1,82 @@
+"""The config of a tiny model: sizes shrink by field name; what makes layers differ stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from onboard.analysis.multimodal import builds, small_composites
+from onboard.analysis.tiny.tiny_layers import first_of_each_kind, prefix
+from onboard.analysis.tiny.tiny_sizes import VOCABULARY, shrink_overrides, shrink_rope, shrink_sizes
+from onboard.errors import OnboardError
+from onboard.hf.architecture import find_language_model, is_composite
+from onboard.hf.config_layers import Layers, cut_layers, read_layers
+
+_SECTIONS = [16, 24, 24]
+"""Of time, height and width, in the ratio that Qwen2-VL has (arXiv:2409.12191)."""
+
+
+def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
+    """Return a small config with every kind of layer that `config` has; configs inside it are made small, too.
+
+    Raises:
+        OnboardError: the config's class refuses the small sizes.
+    """
+    try:
+        if not is_composite(config) or (model_class := find_language_model(config)) is None:
+            return _shrink(config)
+        small = list(small_composites(config, _shrink, VOCABULARY))
+        return next((item for item in small if builds(model_class, item)), small[-1])
+    except Exception as error:
+        raise OnboardError(f"cannot shrink the {config.model_type} config: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception as one line of text."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _shrink(config: PretrainedConfig) -> PretrainedConfig:
+    full = config.to_dict()
+    values = dict(full)
+    shrink_sizes(values, full, config.attribute_map)
+    values |= {name: _shrink(part).to_dict() for name in config.sub_configs if (part := _part(config, name))}
+    values = shrink_rope(_with_sections(config, values), values.get("head_dim") or 16)
+    layers = read_layers(config, full)
+    if layers is None:
+        return type(config).from_dict(values)
+    kept = first_of_each_kind(layers, full)
+    small = _cut(config, values, full, layers, kept)
+    if _has_all_kinds(small, layers):
+        return small
+    return _cut(config, values, full, layers, prefix(layers, kept[-1] + 1))
+
+
+def _with_sections(config: PretrainedConfig, values: dict[str, Any]) -> dict[str, Any]:
+    """Write out how RoPE shares channels out to several axes where the config leaves it to the model's own default."""
+    rope = values.get("rope_parameters")
+    if "mrope_section" not in getattr(config, "ignore_keys_at_rope_validation", ()) or not isinstance(rope, dict):
+        return values
+    return values | {"rope_parameters": {"mrope_section": _SECTIONS} | rope} if "rope_type" in rope else values
+
+
+def _part(config: PretrainedConfig, name: str) -> PretrainedConfig | None:
+    part = getattr(config, name, None)
+    return part if isinstance(part, PretrainedConfig) else None
+
+
+def _cut(
+    config: PretrainedConfig, values: dict[str, Any], full: dict[str, Any], layers: Layers, kept: list[int]
+) -> PretrainedConfig:
+    values = dict(values)
+    cut_layers(layers, values, kept)
+    if layers.overrides:
+        overrides = values["per_layer_config"]
+        values["per_layer_config"] = {i: shrink_overrides(own, values, full) for i, own in overrides.items()}
+    return type(config).from_dict(values)
+
+
+def _has_all_kinds(small: PretrainedConfig, layers: Layers) -> bool:
+    """Whether what the small config derives for its layers has every value that the full one has."""
+    return all(set(map(str, view)) <= set(map(str, getattr(small, name))) for name, view in layers.views.items())

@@ -1,0 +1,201 @@
+"""Small sizes by the names of a config's fields; sizes that depend on one another stay consistent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from onboard.analysis.tiny.few_experts import few_experts
+from onboard.analysis.tiny.tiny_mixers import shrink_mixers
+
+VOCABULARY = 131
+HIDDEN = 64
+HEADS = 4
+WINDOW = 5
+"""Shorter than any prompt that probes and proofs use."""
+CHUNK = 8
+"""So, too, what attention is cut into."""
+MAX_POSITIONS = 256
+ORIGINAL_POSITIONS = 64
+"""Where RoPE that scales with length switches; prompts lie on both sides of it."""
+
+REACHED = 0.75
+"""Where what limits activations limits some random ones: a limit that nothing reaches may be lost unnoticed."""
+_LIMITS = re.compile(r"(\w+_)?(swiglu_limit|soft_?cap(ping)?|clip(_\w+)?)")
+
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "decoder_vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "hidden_size_global": HIDDEN,
+    "intermediate_size": 96,
+    "num_attention_heads": HEADS,
+    "max_position_embeddings": MAX_POSITIONS,
+    "original_max_position_embeddings": ORIGINAL_POSITIONS,
+    "sliding_window": WINDOW,
+    "local_attention_window_len": WINDOW,
+    "encoder_hash_byte_group_vocab": VOCABULARY,
+    "attention_chunk_size": CHUNK,
+    "floor_scale": 4,
+    "log_scaling_n_floor": 4,
+    "rescale_every": 2,
+    "n_inner": 96,
+    "ffn_dim": 96,
+    "d_ff": 96,
+    "d_inner": 96,
+    "feed_forward_size": 96,
+    "ffn_hidden_size": 96,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 96,
+    "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "word_embed_proj_dim": HIDDEN,
+    "embedding_dim": HIDDEN,
+    "backbone_hidden_size": HIDDEN,
+    "hidden_size_per_layer_input": 12,
+    "laurel_rank": 8,
+    "adapter_rank": 8,
+    "indexer_head_dim": 2 * HIDDEN // HEADS,
+    "indexer_budget": 8,
+    "indexer_n_heads": 16,
+    "ple_embed_dim": HIDDEN,
+    "ngram_vocab_size_base": VOCABULARY,
+    "rotary_dim": 8,
+    "n_ctx": MAX_POSITIONS,
+    "window_size": WINDOW,
+    "keep_window_size": WINDOW,
+    "rel_extent": 7,
+    "max_seq_len": MAX_POSITIONS,
+    "num_random_blocks": 1,
+    "num_query_groups": HEADS,
+    "hc_sinkhorn_iters": 3,
+}
+KNOWN_SIZES = frozenset(_SIZES)
+_RATES = "compress_rates"
+"""Of kinds of layers: the tokens that one key stands for."""
+_WIDTHS = ("attention_hidden_size", "lru_width")
+"""Widths that are a multiple of the model's own."""
+_HEAD_DIMS = ("head_dim", "d_head", "attention_head_size")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "swa_num_key_value_heads")
+_TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+
+def shrink_sizes(values: dict[str, Any], full: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
+    """Shrink every size among a config's fields.
+
+    Args:
+        values: the fields, changed in place.
+        full: the fields with their real sizes.
+        aliases: usual name -> the name that this config has for it.
+    """
+    native = {name: aliases.get(name, name) for name in (*_SIZES, *_HEAD_DIMS, *_KV_HEADS)}
+    hidden, heads = full.get(native["hidden_size"]), full.get(native["num_attention_heads"])
+    for name, size in _SIZES.items():
+        values.update(_resized(values, native[name], size))
+    for name in _WIDTHS:
+        if isinstance(values.get(name), int) and hidden:
+            values[name] = values[name] * HIDDEN // hidden
+    for name in _KV_HEADS:
+        if values.get(native[name]) is not None:
+            values[native[name]] = _kv_heads(values[native[name]], heads)
+    for name in _HEAD_DIMS:
+        if values.get(native[name]) is not None:
+            values[native[name]] = _head_dim(values[native[name]], values, full, heads, hidden)
+    for index, name in enumerate(_TOKEN_IDS):
+        if values.get(name) is not None:
+            values[name] = index
+    if isinstance(values.get(_RATES), dict):
+        values[_RATES] = {kind: min(rate, CHUNK) for kind, rate in values[_RATES].items()}
+    _shrink_axes(values)
+    _shrink_random_blocks(values)
+    values |= _lower_limits(values)
+    values |= few_experts(values)
+    shrink_mixers(values, full)
+
+
+def _lower_limits(values: Mapping[str, Any]) -> dict[str, float]:
+    """Lower each limit to about `REACHED`, none to where another one is: they are not to be mistaken for each other."""
+    names = [name for name in sorted(values) if _LIMITS.fullmatch(name) and _is_number(values[name])]
+    return {name: min(values[name], REACHED + index / 64) for index, name in enumerate(names) if values[name] > 0}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def shrink_overrides(overrides: Mapping[str, Any], small: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one layer's own fields with the ratio to the other layers' that they have in the full config."""
+    ratios = {name: value / full[name] for name, value in overrides.items() if _is_size(value) and full.get(name)}
+    sizes = {name: int(small[name] * ratio) for name, ratio in ratios.items()}
+    pairs = {name: size - size % 2 for name, size in sizes.items() if name in _HEAD_DIMS}  # which a rotation takes
+    return {**overrides, **sizes, **pairs}
+
+
+def shrink_rope(value: Any, head_dim: int) -> Any:
+    """Shrink lengths, sections and per-channel factors inside RoPE parameters, however deep they lie."""
+    if not isinstance(value, dict):
+        return value
+    out = {key: shrink_rope(item, head_dim) for key, item in value.items()}
+    if out.get("original_max_position_embeddings") is not None:
+        out["original_max_position_embeddings"] = ORIGINAL_POSITIONS
+    rotary = int(head_dim * out.get("partial_rotary_factor", 1.0)) // 2
+    for key in ("short_factor", "long_factor"):
+        if isinstance(factors := out.get(key), list) and factors:
+            out[key] = [factors[index * len(factors) // rotary] for index in range(rotary)]
+    if isinstance(sections := out.get("mrope_section"), list):
+        out["mrope_section"] = _sections(sections, rotary)
+    return out
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+def _resized(values: Mapping[str, Any], name: str, size: int) -> dict[str, Any]:
+    """Return the field with its new size; a list has one size a layer."""
+    value = values.get(name)
+    if isinstance(value, list | tuple) and all(_is_size(item) for item in value):
+        return {name: [size] * len(value)}
+    return {} if not value or isinstance(value, list | tuple | str) else {name: size}  # 0: there is none
+
+
+def _kv_heads(kv_heads: int, heads: int | None) -> int:
+    return {1: 1, heads: HEADS}.get(kv_heads, HEADS // 2)  # of one head alone: as many keys as queries
+
+
+def _head_dim(
+    size: int, values: Mapping[str, Any], full: Mapping[str, Any], heads: int | None, hidden: int | None
+) -> int:
+    """A size that divides the width of the attention goes on doing so; another one stays another one."""
+    width = full.get("attention_hidden_size", hidden)
+    if heads is None or width is None or size * heads != width:
+        return 2 * HIDDEN // HEADS
+    return int(values.get("attention_hidden_size", HIDDEN) // HEADS)
+
+
+def _sections(sections: list[int], channels: int) -> list[int]:
+    """Share `channels` out in the ratio of `sections`; what is left over goes to the first."""
+    shares = [section * channels // sum(sections) for section in sections]
+    return [shares[0] + channels - sum(shares), *shares[1:]]
+
+
+def _shrink_axes(values: dict[str, Any]) -> None:
+    """Axial positions: the axes' lengths make up all positions and their widths the model's."""
+    if isinstance(values.get("axial_pos_shape"), list | tuple):
+        values["axial_pos_shape"] = [16, MAX_POSITIONS // 16]
+        values["axial_pos_embds_dim"] = [HIDDEN // 4, HIDDEN - HIDDEN // 4]
+    for name in values:
+        if re.fullmatch(r"\w+_attn_chunk_length", name):
+            values[name] = 4
+
+
+def _shrink_random_blocks(values: dict[str, Any]) -> None:
+    """Where attention has random blocks, texts of a few blocks attend to everything: no prompt is to be as short."""
+    if values.get("num_random_blocks") is not None:
+        values["block_size"] = 2

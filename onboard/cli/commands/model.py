@@ -1,0 +1,197 @@
+"""`onboard <id or folder>`: run the workflow for one model."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onboard.cli.options import Device, DTypeName, InDType, ModeName, Offline, OnDevice
+from onboard.cli.result import Result
+from onboard.cli.terminal import shown
+from onboard.errors import OnboardError
+from onboard.hub import go_offline
+
+if TYPE_CHECKING:
+    from onboard.workflow.outcome import RunOutcome
+    from onboard.workflow.phase import RunContext, RunOptions
+
+
+def onboard(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, or its id on the Hugging Face Hub.")],
+    root: Annotated[Path, typer.Option(help="Folder that everything is written to.", show_default="here")] = Path(),
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the id.")] = None,
+    device: OnDevice = Device.AUTO,
+    dtype: InDType = DTypeName.AUTO,
+    until: Annotated[str | None, typer.Option(metavar="PHASE", help="Stop after this phase.")] = None,
+    from_: Annotated[str | None, typer.Option("--from", metavar="PHASE", help="Rerun from this phase on.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Rerun every phase.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON document.")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that the model brings.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Go on even if the model does not fit in memory.")] = False,
+    offline: Offline = False,
+    strict: Annotated[bool, typer.Option("--strict", help="A fallback in the full run is an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the libraries' warnings.")] = False,
+) -> Result | int:
+    """Onboard a Hugging Face causal language model: fast, proven and servable.
+
+    Run it again to resume: a phase whose inputs did not change is skipped.
+
+    Phases: gather, survey, analyze, generate, test, review, register, run, matrix, cookbook, report, pull_request.
+
+    Exit codes: 0 done; 1 failed; 2 cannot be done as asked; 3 needs your word; 130 interrupted.
+    """
+    if offline:
+        go_offline()
+    from onboard.workflow.phase import RunOptions
+
+    options = RunOptions(
+        revision=revision,
+        device=device.value,
+        dtype=dtype.value,
+        trust_remote_code=trust_remote_code,
+        yes=yes,
+        offline=offline,
+        strict=strict,
+        dry_run=dry_run,
+    )
+    run = ModelRun(model, root, options)
+    error = run.with_way_out(run.execute(until=until, from_=from_, fresh=fresh))
+    if as_json:
+        return Result(run.fields(), error)
+    run.print_text(error)
+    if error is not None:
+        raise error
+    return 0
+
+
+TRANSLATING = ("analyze", "generate", "test")
+"""Phases that fail where a model is not understood."""
+
+
+@dataclass
+class ModelRun:
+    """One run and what there is to print about it."""
+
+    model: str
+    root: Path
+    options: RunOptions
+    context: RunContext | None = None
+    outcome: RunOutcome | None = None
+
+    def execute(self, *, until: str | None, from_: str | None, fresh: bool) -> BaseException | None:
+        """Run the engine; return the error that ended it, if any."""
+        from onboard.cli.progress import observer
+        from onboard.workflow.phase_runner import Engine, load_phases, open_run
+        from onboard.workflow.processes.warm import WarmPrograms
+
+        programs = WarmPrograms()
+        try:
+            self.context = open_run(self.model, self.root, self.options)
+            self.context.run_module, self.context.warm_up = programs, programs.start
+            engine = Engine(load_phases(), observer())
+            self.outcome = engine.run(self.context, until=until, from_=from_, fresh=fresh)
+        except (OnboardError, KeyboardInterrupt) as error:
+            return error
+        finally:
+            programs.close()
+        return self.outcome.exception
+
+    def with_way_out(self, error: BaseException | None) -> BaseException | None:
+        """Return the error with the road that is left in its hint: transformers' own model, when it knows the type."""
+        failed = self.outcome.phases[-1].name if self.outcome is not None and self.outcome.phases else ""
+        if type(error) is not OnboardError or failed not in TRANSLATING or self.context is None:
+            return error
+        if not _is_known(self.context.source.config().get("model_type")):
+            return error
+        command = shlex.join(["onboard", "run", self.model, "--mode", ModeName.HF])
+        hint = f"{error.hint.rstrip('.')}. Or run transformers' own model: {command}".removeprefix(". ")
+        return OnboardError(error.message, hint=hint)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the command's own fields of the document of --json."""
+        document: dict[str, Any] = {"model": self.model, "phases": [], "artifacts": {}}
+        if self.outcome is not None:
+            document = self.outcome.document() | {"model": self.model}
+        if self.options.dry_run:
+            document["files"] = self._pending()
+        if self.context is not None and (replaced := self.context.files.replaced):
+            document["replaced"] = [{"path": str(each.path), "backup": str(each.backup)} for each in replaced]
+        return document
+
+    def print_text(self, error: BaseException | None) -> None:
+        """Print where the files are, or the diffs of a dry run; for a failed run the command that resumes it.
+
+        What became of a user's file that was replaced comes first.
+        """
+        for replaced in self.context.files.replaced if self.context is not None else ():
+            print(f"{replaced.diff}\n{replaced.path} was replaced, the old file is {replaced.backup}", file=sys.stderr)
+        if self.options.dry_run:
+            _print_pending(self._pending())
+        elif error is not None:
+            if self.context is not None and self.context.work_dir.exists():
+                print(f"resume with: {resume_command(sys.argv[1:])}", file=sys.stderr)
+        elif self.outcome is not None:
+            _print_artifacts(self.outcome.document()["artifacts"])
+
+    def _pending(self) -> list[dict[str, Any]]:
+        """Return the files that would be written: the user's first, then those that only record the run."""
+        if self.context is None:
+            return []
+        files, root, internal = self.context.files, self.context.root, self.context.work_dir
+        paths = sorted(files.pending, key=lambda path: path.is_relative_to(internal))
+        return [
+            {"path": str(path), "diff": files.diff(path, root), "internal": path.is_relative_to(internal)}
+            for path in paths
+        ]
+
+
+def _print_pending(files: list[dict[str, Any]]) -> None:
+    """Print how much of each file would change, and of files that do not only record the run what."""
+    for file in files:
+        print(f"{_changes(file['diff']):>14}  {file['path']}")
+    for file in files:
+        if file["diff"] and not file["internal"]:
+            print(f"\n{file['diff']}")
+
+
+def _changes(diff: str) -> str:
+    """Return the numbers of lines that a diff adds and takes away, as git's --stat does."""
+    lines = diff.splitlines()[2:]
+    counts = {sign: sum(line.startswith(sign) for line in lines) for sign in "+-"}
+    return " ".join(f"{sign}{count}" for sign, count in counts.items() if count) or "unchanged"
+
+
+def _is_known(model_type: object) -> bool:
+    """Tell whether transformers has a causal language model of a type."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def _print_artifacts(artifacts: dict[str, str]) -> None:
+    """Print what the model wrote, where each file is, and last what to look at."""
+    if "run" in artifacts:
+        for record in json.loads(Path(artifacts["run"]).read_text(encoding="utf-8"))["runs"]["full"]["prompts"]:
+            if record["prompt"] is not None:  # token ids of a checkpoint without a tokenizer say nothing
+                print(shown(f"> {record['prompt']}\n{record['output'].strip()}\n"))
+    width = max(map(len, artifacts), default=0)
+    print("\n".join(f"{name:<{width}}  {path}" for name, path in artifacts.items()))
+    if "report_html" in artifacts:
+        print(f"\nreport: {artifacts['report_html']}")
+
+
+def resume_command(arguments: list[str]) -> str:
+    """Return the command that goes on where this one stopped: the same, without what makes it start over."""
+    kept = list(arguments)
+    if "--from" in kept:
+        del kept[kept.index("--from") : kept.index("--from") + 2]
+    return shlex.join(["onboard", *(word for word in kept if word != "--fresh" and not word.startswith("--from="))])

@@ -1,0 +1,236 @@
+"""`onboard plan`: what a model takes of a GPU's memory, and what fits beside it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onboard.cli import options
+from onboard.cli.names import registered_names
+from onboard.cli.options import CacheDTypeName, DTypeName, ModeName
+from onboard.cli.result import Result
+from onboard.errors import ConsentRequiredError
+from onboard.gpu_kinds import Gpus, known_gpus, parse_gpus
+from onboard.hub import go_offline
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from onboard.cache.budget import MemoryPlan
+    from onboard.config import RuntimeConfig
+
+
+def plan(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A folder, an id, a name in the registry, or a config.json.")
+    ],
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="GPU", help="As H100, 4xH200 or 80GiB.", show_default="this machine's"),
+    ] = None,
+    dtype: options.InDType = DTypeName.AUTO,
+    cache_dtype: Annotated[
+        CacheDTypeName | None,
+        typer.Option(help="What keys and values are kept in.", show_default="as configured"),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sequence.", show_default="the configuration's")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences at a time.", show_default="the configuration's")
+    ] = None,
+    root: options.Root = Path(),
+    mode: Annotated[ModeName, typer.Option(help="graph: the onboarded model; hf: transformers' own.")] = ModeName.GRAPH,
+    offline: options.Offline = False,
+    as_json: options.AsJson = False,
+) -> Result | None:
+    """Plan memory: what a model takes, and what fits beside it.
+
+    Its config alone is read.
+
+    Exit codes: 0 it fits; 2 cannot be done as asked; 3 it does not fit.
+    """
+    if offline:
+        go_offline()
+    gpus = None if gpu is None else parse_gpus(gpu)
+    overrides = _overrides(dtype.value, mode.value, context, batch)
+    with registered_names(model, root):
+        made, facts = _plan(model, root, gpus, overrides, cache_dtype)
+    problem = _problem(model, made, batch)
+    if as_json:
+        return Result(_document(model, made, facts), problem)
+    _print(model, made, facts, problem)
+    if problem:
+        raise problem
+    return None
+
+
+def _overrides(dtype: str, mode: str, context: int | None, batch: int | None) -> dict[str, Any]:
+    limits = {"max_seq_len": context, "max_batch_size": batch}
+    return {"dtype": dtype, "mode": mode, **{key: value for key, value in limits.items() if value is not None}}
+
+
+def _plan(
+    model: str, root: Path, gpus: Gpus | None, overrides: dict[str, Any], cache_dtype: CacheDTypeName | None
+) -> tuple[MemoryPlan, list[str]]:
+    from onboard.gpu import device_memory
+    from onboard.hub import as_folder, open_source
+    from onboard.runtime.plan import plan_memory
+    from onboard.runtime.resolve import resolve_config
+
+    here = device_memory("auto")
+    folder = root.expanduser()
+    on_gpu = gpus is not None or bool(here.gpus)
+    asked = gpus or Gpus(1, here.gpus[0].total if here.gpus else here.total)
+    with as_folder(model) as source:
+        runtime: RuntimeConfig = resolve_config(source, folder, None, overrides)
+        if cache_dtype is not None:
+            runtime.kv_cache_config.dtype = cache_dtype.value
+        checkpoint = open_source(runtime.model, revision=runtime.revision).files()
+        made, facts = plan_memory(checkpoint, runtime, asked.memory, gpu=on_gpu, root=folder, model=model)
+    if asked.count > 1:
+        facts.append(f"weights and caches are split evenly over {asked.count} GPUs here; onboard itself runs on one")
+    return made.over(asked.count, asked.memory), facts
+
+
+def _problem(model: str, plan: MemoryPlan, batch: int | None) -> ConsentRequiredError | None:
+    """Return what does not fit: the model, one sequence, or the batch that was asked for."""
+    limits, memory = plan.limits, gib(plan.memory)
+    if plan.left <= 0:
+        return ConsentRequiredError(
+            f"{model} does not fit in {memory}: it takes {gib(plan.fixed)} without any cache",
+            hint=_way_to_fit(plan),
+        )
+    longest = plan.longest_context()
+    if not plan.fits_one():
+        return ConsentRequiredError(
+            f"a sequence of {limits.max_seq_len:,} tokens does not fit in {memory} beside {model}",
+            hint=f"The longest that does has {longest:,}" if longest else _way_to_fit(plan),
+        )
+    if batch is not None and not plan.fits():
+        return ConsentRequiredError(
+            f"{batch:,} sequences of {limits.max_seq_len:,} tokens do not fit in {memory} beside {model}",
+            hint=f"At most {plan.largest_batch(limits.max_seq_len):,} do",
+        )
+    return None
+
+
+def _way_to_fit(plan: MemoryPlan) -> str:
+    """Return the smallest kind of GPU of which the fewest are enough, in words."""
+    needed = {name: count for name, size in known_gpus().items() if (count := plan.devices_needed(size))}
+    if not needed:
+        return "No known number of GPUs is enough for these sequences: ask for fewer or shorter ones"
+    fewest = min(needed.values())
+    name = next(name for name, count in needed.items() if count == fewest)
+    return f"These sequences need {fewest} x {name}" if fewest > 1 else f"One {name} is enough"
+
+
+def gib(size: float) -> str:
+    """Return a size in GiB or, when small, in MiB, with three digits."""
+    value, unit = (size / 2**30, "GiB") if abs(size) >= 2**30 else (size / 2**20, "MiB")
+    return f"{value:,.{max(0, 2 - len(str(int(abs(value)))) + 1)}f} {unit}"
+
+
+def _document(model: str, plan: MemoryPlan, facts: list[str]) -> dict[str, Any]:
+    sizes = {key: value for key, value in asdict(plan).items() if key != "cache"}
+    groups = [
+        {"form": group.form, "caches": group.caches, "units": group.units, "bytes": group.num_bytes}
+        for group in plan.cache.groups(plan.pages)
+    ]
+    fits = [{"context": c, "batch": plan.largest_batch(c), "bytes_each": plan.sequence_bytes(c)} for c in plan.ladder()]
+    return {
+        "model": model,
+        **sizes,
+        "limits": asdict(plan.limits),
+        "pages": plan.pages,
+        "caches": plan.caches,
+        "groups": groups,
+        "total": plan.total,
+        "fits": plan.fits(),
+        "largest_batches": fits,
+        "gpus_needed": {name: plan.devices_needed(size) for name, size in known_gpus().items()},
+        "facts": facts,
+    }
+
+
+def _print(model: str, plan: MemoryPlan, facts: list[str], problem: ConsentRequiredError | None) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    limits, console = plan.limits, Console(highlight=False)
+    console.print(Text(f"{model}: {limits.max_batch_size:,} sequences of {limits.max_seq_len:,} tokens", style="bold"))
+    console.print(_memory_table(plan))
+    if not plan.fits() and problem is None:
+        most = plan.largest_batch(limits.max_seq_len)
+        console.print(f"Of these sequences {most:,} can be that long at a time; others wait.")
+    if plan.left > 0:
+        console.print(_fitting_table(plan))
+    console.print(Text(_kinds(plan)))
+    for fact in facts:
+        console.print(Text(f"note: {fact}", style="dim"))
+
+
+def _kinds(plan: MemoryPlan) -> str:
+    """Return how many GPUs of each known kind all sequences need, in one sentence."""
+    counts = {name: plan.devices_needed(size) for name, size in known_gpus().items()}
+    words = ", ".join(f"{count} x {name}" for name, count in counts.items() if count)
+    limits = plan.limits
+    asked = f"{limits.max_batch_size:,} sequences of {limits.max_seq_len:,} tokens"
+    return f"GPUs for {asked}: {words or 'more than 64 of any kind'}"
+
+
+def _memory_table(plan: MemoryPlan) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, show_footer=True)
+    table.add_column("takes", "total")
+    table.add_column("of", "")
+    table.add_column("size", gib(plan.total), justify="right")
+    table.add_column("", f"{plan.total / plan.memory:.0%} of {gib(plan.memory)}", justify="left")
+    for name, detail, size in _rows(plan):
+        table.add_row(name, detail, gib(size), _bar(size / plan.memory))
+    return table
+
+
+def _rows(plan: MemoryPlan) -> list[tuple[str, str, int]]:
+    groups = plan.cache.groups(plan.pages)
+    rows = [
+        ("weights", f"{plan.parameters:,} parameters", plan.weights),
+        ("tables", "buffers", plan.tables),
+        *(("states" if each.resource.by_sequence else "cache", _group(each), each.num_bytes) for each in groups),
+        ("activations", f"a step of {plan.step_tokens:,} tokens", plan.activations + plan.inputs),
+        ("CUDA graphs", "decode steps", plan.graphs),
+        ("reserve", "driver and libraries, an estimate", plan.reserve),
+    ]
+    return [row for row in rows if row[2]]
+
+
+def _group(group: Any) -> str:
+    units = "slots" if group.resource.by_sequence else f"pages of {group.resource.page_size}"
+    return f"{group.caches} of {group.form}: {group.units:,} {units}"
+
+
+def _bar(share: float, width: int = 24) -> str:
+    """Return a bar in eighths of a character."""
+    eighths = max(0, round(share * width * 8))
+    return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
+
+
+def _fitting_table(plan: MemoryPlan) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("context", justify="right")
+    table.add_column("cache of a sequence", justify="right")
+    table.add_column("sequences that fit", justify="right")
+    for context in plan.ladder():
+        chosen = "bold" if context == plan.limits.max_seq_len else ""
+        batch = plan.largest_batch(context)
+        size = gib(plan.sequence_bytes(context))
+        table.add_row(f"{context:,}", size, f"{batch:,}" if batch else "none", style=chosen)
+    return table

@@ -1,0 +1,60 @@
+"""`onboard status`: the models under a root and how far each has come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onboard.cli import options
+from onboard.cli.result import Result
+
+if TYPE_CHECKING:
+    from onboard.workflow.state import RunState
+
+
+def status(
+    root: Annotated[Path, typer.Option(help="Folder that models were onboarded under.", show_default="here")] = Path(),
+    as_json: options.AsJson = False,
+) -> Result | None:
+    """Show the models under a root and their phases."""
+    states = load_states(root)
+    if as_json:
+        models = {name: state.model_dump(mode="json") for name, state in states.items()}
+        return Result({"root": str(root.resolve()), "models": models})
+    if states:
+        _print_table(states)
+    else:
+        print(f"No model was onboarded under {root.resolve()}. Run: onboard MODEL --root {root}")
+    return None
+
+
+def load_states(root: Path) -> dict[str, RunState]:
+    """Return the state of every model under `root`, by the name of its work folder.
+
+    What a run left "running" that has ended since was interrupted.
+    """
+    from onboard.workflow.lock import WORK, is_held
+    from onboard.workflow.state import STATE_FILE, RunState
+
+    folders = sorted(path.parent for path in (root / WORK).glob(f"*/{STATE_FILE}"))
+    states = {folder: RunState.load(folder, folder.name) for folder in folders}
+    return {folder.name: state if is_held(folder) else state.at_rest() for folder, state in states.items()}
+
+
+def _print_table(states: dict[str, RunState]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from onboard.workflow.phase_runner import PHASES
+
+    table = Table("model", "phases", "stands at", "seconds")
+    for state in states.values():
+        done = [name for name in PHASES if name in state.phases and state.phases[name].status == "done"]
+        open_ = [name for name in PHASES if name not in done]
+        record = state.phases.get(open_[0]) if open_ else None
+        stand = "complete" if not open_ else f"{open_[0]}: {record.error or record.status if record else 'to do'}"
+        seconds = sum(record.seconds for record in state.phases.values())
+        table.add_row(state.model, f"{len(done)}/{len(PHASES)}", stand, f"{seconds:.1f}")
+    Console().print(table, markup=False)

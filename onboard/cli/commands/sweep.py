@@ -1,0 +1,173 @@
+"""`onboard sweep`: onboard many architectures, each as a tiny random checkpoint, and show what works."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onboard.cli.options import Device, ModeName
+from onboard.cli.result import Result
+from onboard.errors import UsageError
+
+if TYPE_CHECKING:
+    from onboard.workflow.sweep.coverage import Coverage
+    from onboard.workflow.sweep.executors import Executor
+    from onboard.workflow.sweep.inputs.targets import Target
+    from onboard.workflow.sweep.record import Entry
+    from onboard.workflow.sweep.sweep import Sweep
+
+
+class ExecutorName(StrEnum):
+    """Where models are onboarded."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+def sweep(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...", help="Model types, registry names, ids, folders, or files with one of these a line."
+        ),
+    ] = None,
+    all_transformers: Annotated[
+        bool, typer.Option("--all-transformers", help="Every causal language model type of transformers.")
+    ] = False,
+    types: Annotated[str | None, typer.Option(metavar="A,B,...", help="Of those, only these types.")] = None,
+    variants: Annotated[
+        bool | None,
+        typer.Option(
+            "--variants/--no-variants",
+            help="Each a second time: other sizes, another order of layers, options on that the defaults leave off.",
+            show_default="with --all-transformers",
+        ),
+    ] = None,
+    root: Annotated[Path, typer.Option(help="Folder that everything is written to.", show_default="here")] = Path(),
+    device: Annotated[Device, typer.Option(help="Where the models run.")] = Device.CPU,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Models at a time.", show_default="one a core or GPU")] = None,
+    executor: Annotated[
+        ExecutorName, typer.Option(help="local: on this machine; ray: spread over the cores or GPUs of a Ray cluster.")
+    ] = ExecutorName.LOCAL,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="The Ray cluster.", show_default="RAY_ADDRESS, or one started on this machine"
+        ),
+    ] = None,
+    mode: Annotated[
+        ModeName, typer.Option(help="graph: onboard; hf, transformers: run transformers' own model, without a file.")
+    ] = ModeName.GRAPH,
+    until: Annotated[str, typer.Option(metavar="PHASE", help="Stop each model after this phase.")] = "pull_request",
+    limit_seconds: Annotated[float, typer.Option(help="Time limit of a model.")] = 600.0,
+    limit_memory: Annotated[float, typer.Option(metavar="GIB", help="Memory limit of each process of a model.")] = 8.0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what did not change.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the coverage as one JSON document.")] = False,
+) -> Result | None:
+    """Onboard many architectures as tiny checkpoints; show what works.
+
+    Checkpoints are random, and each has a process of its own. What the command leaves is judged in a fresh process:
+    against transformers, on new prompts. Run it again to go on: what ended under the same code and versions is not run
+    again. Over all types of transformers it writes registry/coverage.json, docs/coverage.md and docs/coverage.svg.
+    """
+    from onboard.workflow.sweep.sweep import Sweep, SweepOptions
+
+    chosen = _chosen(device)
+    options = SweepOptions(until, mode.value, chosen, limit_seconds, limit_memory, fresh)
+    targets = _targets(models or [], all_transformers, types, all_transformers if variants is None else variants, root)
+    todo = Sweep(targets, root.expanduser().resolve(), options)
+    entries, interrupted = _run(todo, _executor(executor, chosen, jobs, address))
+    coverage = _coverage(todo, entries)
+    written = todo.root if all_transformers and types is None and coverage.is_whole else None
+    _write(coverage, written, shown=not as_json)
+    return _end(coverage, KeyboardInterrupt() if interrupted else None, as_json=as_json)
+
+
+def _end(coverage: Coverage, error: KeyboardInterrupt | None, *, as_json: bool) -> Result | None:
+    if as_json:
+        return Result(coverage.model_dump(mode="json"), error)
+    if error:
+        raise error
+    return None
+
+
+def _chosen(device: Device) -> str:
+    from onboard.gpu import list_gpus
+
+    return "cuda" if device is Device.CUDA or (device is Device.AUTO and list_gpus()) else "cpu"
+
+
+def _targets(models: list[str], all_transformers: bool, types: str | None, variants: bool, root: Path) -> list[Target]:
+    from onboard.workflow.sweep.inputs.targets import Target, causal_types, check_types, resolve
+
+    if types is not None and not all_transformers:
+        raise UsageError("--types chooses among --all-transformers", hint="Name types without an option otherwise")
+    names = check_types(types.split(",")) if types else causal_types() if all_transformers else []
+    found = {target.name: target for target in [*(Target(name=name) for name in names), *resolve(models, root)]}
+    if not found:
+        raise UsageError("there is nothing to sweep over", hint="Name models, or use --all-transformers")
+    second = [target.model_copy(update={"variant": "varied"}) for target in found.values()] if variants else []
+    return [*found.values(), *second]
+
+
+def _executor(name: ExecutorName, device: str, jobs: int | None, address: str | None) -> Executor:
+    from onboard.workflow.sweep.executors import local_executor
+    from onboard.workflow.sweep.ray_executor import ray_executor
+
+    if name is ExecutorName.RAY:
+        return ray_executor(device, jobs, address)
+    if address is not None:
+        raise UsageError("--address is that of a Ray cluster", hint="Use it with --executor ray")
+    return local_executor(device, jobs)
+
+
+def _run(todo: Sweep, executor: Executor) -> tuple[list[Entry], bool]:
+    """Return the entries, and whether an interrupt cut the list short."""
+    from onboard.cli.sweep_progress import sweep_progress
+
+    entries: list[Entry] = []
+    with sweep_progress(len(todo.targets)) as progress:
+        try:
+            for entry, ran in todo.run(executor, lambda job: progress.started(job.target.label)):
+                entries.append(entry)
+                progress.finished(entry, ran)
+        except KeyboardInterrupt:
+            return entries, True
+    return entries, False
+
+
+def _coverage(todo: Sweep, entries: list[Entry]) -> Coverage:
+    from onboard.workflow.state import current_versions
+    from onboard.workflow.sweep.coverage import Coverage, ordered
+    from onboard.workflow.sweep.inputs.targets import VARIANTS
+
+    options = todo.options
+    return Coverage(
+        versions=current_versions(),
+        source_hash=todo.source,
+        device=options.device,
+        mode=options.mode,
+        until=options.until,
+        limits={"seconds": options.seconds, "gibibytes": options.gibibytes},
+        asked=len(todo.targets),
+        variants=[name for name in VARIANTS if any(target.variant == name for target in todo.targets)],
+        entries=ordered(entries),
+    )
+
+
+def _write(coverage: Coverage, root: Path | None, *, shown: bool) -> None:
+    """Write the files when there is a `root` for them; print the summary when it is to be `shown`."""
+    from onboard.workflow.sweep.document import write_coverage
+
+    written = write_coverage(coverage, root) if root is not None else []
+    if not shown:
+        return
+    print("\n".join(f"{status:<12}{count}" for status, count in coverage.counts().items()))
+    print(coverage.summary())
+    if coverage.is_partial:
+        print(f"partial: {len(coverage.entries)} of {coverage.asked}")
+    for path in written:
+        print(path)

@@ -1,0 +1,110 @@
+"""`onboard verify`: is the graph still the model after every transform?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onboard.cli import options
+from onboard.cli.names import check_config, registered_names
+from onboard.cli.options import CompileBackendName, Device, DTypeName, ModeName
+from onboard.cli.result import Result
+from onboard.cli.settings import settings_of
+from onboard.errors import OnboardError
+from onboard.hub import go_offline
+
+if TYPE_CHECKING:
+    from onboard.verify.stages import VerifyReport
+
+
+def verify(
+    model: options.Model,
+    root: options.Root = Path(),
+    config: options.Config = None,
+    device: options.OnDevice = Device.AUTO,
+    dtype: options.InDType = DTypeName.AUTO,
+    compile_backend: options.CompileBackend = CompileBackendName.AUTO,
+    mode: options.Mode = ModeName.GRAPH,
+    revision: options.Revision = None,
+    set_: options.Set = None,
+    seed: Annotated[int | None, typer.Option(help="Of the prompts.", show_default="random")] = None,
+    offline: options.Offline = False,
+    as_json: options.AsJson = False,
+    debug: options.Debug = False,
+) -> Result | int:
+    """Compare with transformers after every transform.
+
+    Prefill, chunked prefill, cached and batched decode, eager and compiled; exit code 1 when they differ.
+    """
+    if offline:
+        go_offline()
+    settings = settings_of(set_, revision=revision)
+    overrides = {
+        "device": device.value,
+        "dtype": dtype.value,
+        "compile_backend": compile_backend.value,
+        "mode": mode.value,
+    }
+    with registered_names(model, root):
+        check_config(model, root, config, overrides, settings)
+        report = _verify(
+            model, None if as_json else print_row, root=root, config=config, seed=seed, settings=settings, **overrides
+        )
+    if as_json:
+        return Result(report.as_dict(), _failure(report))
+    print_end(report)
+    return 0 if report.passed else 1
+
+
+def _failure(report: VerifyReport) -> OnboardError | None:
+    failure = report.first_failure
+    return OnboardError(f"the logits leave their tolerance after {failure.transform}") if failure else None
+
+
+def _verify(model: str, on_check: Callable[[VerifyReport], None] | None, **settings: Any) -> VerifyReport:
+    from onboard.verify.stages import verify_model
+
+    return verify_model(model, on_check=on_check, **settings)
+
+
+_WAYS = {"prefill": "prefill", "chunked prefill": "chunked", "decode": "decode", "batched decode": "batched"}
+"""The ways of running and what their columns are called."""
+_NAME = 40
+"""Columns of a transform's name; with four numbers and a verdict 80."""
+
+
+def print_row(report: VerifyReport) -> None:
+    """Print what came of the transform that was checked last; one that matched nothing only when it is wrong."""
+    if len(report.checks) == 1:
+        print(f"rmse / rmse of the logits, at most {report.tolerance:.1e}")
+        print(_row("after", list(_WAYS.values()), ""))
+    check = report.checks[-1]
+    passes = check.passes(report.tolerance)
+    if check.matched or not passes:
+        cells = [f"{check.errors[way]:.1e}" if way in check.errors else "" for way in _WAYS]
+        print(_row(check.transform, cells, "ok" if passes else "wrong"), flush=True)
+        if check.exception:
+            print(f"  {check.exception}")
+
+
+def _row(name: str, cells: list[str], verdict: str) -> str:
+    return f"{name:<{_NAME}}{''.join(f'{cell:>8}' for cell in cells)}  {verdict}".rstrip()
+
+
+def print_end(report: VerifyReport) -> None:
+    """Print what is said once: transforms that are left out above, how it was measured, facts, the verdict."""
+    if idle := sum(not check.matched and check.passes(report.tolerance) for check in report.checks):
+        print(f"{idle} more transforms matched nothing in this model: ok")
+    lengths = ", ".join(map(str, report.prompt_lengths))
+    print(f"{report.device}, {report.dtype}, prompts of {lengths} tokens, seed {report.seed}")
+    if report.reference_error:
+        print(f"transformers itself in {report.dtype} against float32: {report.reference_error:.1e}")
+    if report.graph_replays:
+        print(f"CUDA graphs replayed: {report.graph_replays}")
+    for fact in report.facts:
+        print(f"note: {fact}")
+    failure = report.first_failure
+    print(f"FAILED: the logits leave their tolerance after {failure.transform}" if failure else "passed")

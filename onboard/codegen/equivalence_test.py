@@ -1,0 +1,185 @@
+"""`ModelSpec` -> `tests/equivalence/test_<family>_modeling.py`."""
+
+from __future__ import annotations
+
+import importlib
+import keyword
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from onboard import __version__
+from onboard.analysis.multimodal import is_under
+from onboard.analysis.recognise.compressors import COMPRESSOR, INDEXER
+from onboard.analysis.spec import ModelSpec
+from onboard.analysis.tiny.tiny_model import ORIGINAL_POSITIONS, load_config, tiny_config
+from onboard.codegen.format import format_python
+from onboard.codegen.model_file import first_position_expression
+from onboard.errors import OnboardError
+from onboard.hf.architecture import text_config
+from onboard.hf.codebooks import codebooks_of
+from onboard.hf.hf_model import without_missing_towers
+from onboard.render import TEST_TEMPLATE, render
+
+_BATCH, _LENGTH = 2, 24
+# Prompts lie on both sides of the position at which RoPE that scales with length switches.
+_STARTS = (0, ORIGINAL_POSITIONS + 1)
+_PROMPT_LENGTHS = (3, 17, 1, ORIGINAL_POSITIONS + 6)
+_NEW_TOKENS = 32
+
+_KINDS = {
+    "embedding": "embedding",
+    "rotary": "rotary",
+    "rmsnorm": "norm",
+    "layernorm": "norm",
+    "l2norm": "norm",
+    "mlp": "mlp",
+    "other": "other",
+    "attention": "attention",
+}
+"""Kinds of the spec, in the order in which their tests come (what others are made of first) -> kind in the test."""
+_NO_BLOCKS = {"decoder_layer", "model", "causal_lm", "scan_module"}
+_GPU_LIMITS = {
+    "embedding": 0.01,
+    "rotary": 0.01,
+    "norm": 0.01,
+    "mlp": 0.01,
+    "other": 0.05,
+    "attention": 0.10,
+    "layer": 0.05,
+    "model": 0.05,
+}
+_NOT_ARCHITECTURE = {
+    "architectures",
+    "auto_map",
+    "dtype",
+    "model_type",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+}
+
+
+def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | None = None) -> str:
+    """Return the text of the equivalence tests of `spec`'s model file, formatted; a template under `root` comes first.
+
+    `code` is the folder, relative to the root, with a copy of the repository's code, for a model that brings code.
+    The tests need neither the checkpoint nor the spec: the small config and the module paths are written into them.
+    Raises `OnboardError` for a spec whose names are not identifiers or whose layers the small model does not have.
+    """
+    _check_names(spec)
+    config = tiny_config(load_config(spec.config))
+    model = _meta_model(spec, config)
+    text = text_config(config)
+    layers = _layers(spec, model)
+    blocks, codebooks = _blocks(spec, model, layers), codebooks_of(model)
+    source = render(
+        TEST_TEMPLATE,
+        root,
+        version=__version__,
+        model=re.sub(r"[^\w./-]", "_", _shown_name(spec.model)),
+        spec=spec,
+        model_file=f"modeling_{spec.family}.py",
+        code=code,
+        config=_arguments(config),
+        config_module="transformers" if hasattr(transformers, spec.config_class) else type(config).__module__,
+        counted="positions" in spec.traits,
+        first_position=first_position_expression(spec, "CONFIG"),
+        distinct="repeated_tokens" in spec.traits,
+        codebooks=codebooks if codebooks.count > 1 else None,
+        hides_padding=any("ones" in block.parameters.get("returns", ()) for block in spec.blocks),
+        layers=layers,
+        blocks=blocks,
+        eager=spec.eager,
+        vocabulary="CONFIG.vocab_size" if text is config else "CONFIG.get_text_config(decoder=True).vocab_size",
+        gpu_limits={kind: limit for kind, limit in _GPU_LIMITS.items() if kind in {*blocks.values(), "layer", "model"}},
+        batch=_BATCH,
+        length=_LENGTH,
+        starts=_STARTS,
+        prompt_lengths=_PROMPT_LENGTHS,
+        new_tokens=_NEW_TOKENS,
+    )
+    return format_python(source)
+
+
+def _shown_name(model: str) -> str:
+    """Return an id as it is, and of a folder, whose path says nothing to others, the name alone."""
+    return model.rsplit("/", 1)[-1] if model.startswith("/") else model
+
+
+def _check_names(spec: ModelSpec) -> None:
+    """Refuse a spec whose names, which become code, are not names."""
+    # A family may have dashes: it is part of file names only.
+    for name in (spec.family.replace("-", "_"), spec.architecture, spec.config_class, *spec.hf_module.split(".")):
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise OnboardError(f"the spec names {name!r}, which is not an identifier", hint="Correct spec.yaml")
+
+
+def _arguments(config: Any) -> dict[str, Any]:
+    """The arguments that make `config`: those that differ from the defaults, or all where these do not make it."""
+    for values in (config.to_diff_dict(), config.to_dict()):
+        arguments = _of_architecture(values)
+        if _architecture(type(config)(**arguments)) == _architecture(config):
+            return arguments
+    raise OnboardError(f"{type(config).__name__} cannot be made again from its own values", hint="Report this config")
+
+
+def _architecture(config: Any) -> dict[str, Any]:
+    return _of_architecture(config.to_dict())
+
+
+def _of_architecture(values: dict[str, Any]) -> dict[str, Any]:
+    """What can be an argument and says something of the architecture; a config.json may have any keys at all."""
+    return {
+        key: value
+        for key, value in values.items()
+        if key not in _NOT_ARCHITECTURE and key.isidentifier() and not keyword.iskeyword(key)
+    }
+
+
+def _meta_model(spec: ModelSpec, config: Any) -> nn.Module:
+    """Hugging Face's model for the small config, without memory: its module tree has the paths to test."""
+    model_class = getattr(importlib.import_module(spec.hf_module), spec.architecture)
+    with torch.device("meta"), without_missing_towers():
+        model: nn.Module = model_class(config)
+    return model
+
+
+def _layers(spec: ModelSpec, model: nn.Module) -> dict[str, str]:
+    """Path -> kind of the decoder layers to test: the first of each kind."""
+    paths = {path for path, _ in model.named_modules()}
+    for kind in spec.layer_kinds:
+        if kind.path not in paths:
+            raise OnboardError(f"the small model has no layer {kind.path} ({kind.name})", hint="Correct spec.yaml")
+    return {kind.path: kind.name for kind in spec.layer_kinds}
+
+
+def _blocks(spec: ModelSpec, model: nn.Module, layers: dict[str, str]) -> dict[str, str]:
+    """Path -> kind of each block in those layers and outside of layers, what others are made of first.
+
+    A module that transformers itself does not call when it runs as a causal language model has nothing to compare, nor
+    has a part of experts, which run together in one op, nor a module that is an op of the block it lies in, nor a
+    compressor, whose keys lie with the tokens here, and its indexer.
+    """
+    kinds = {block.class_name: block.kind for block in spec.blocks if block.kind not in _NO_BLOCKS}
+    named = [(path, name) for path, name in _class_names(model, layers, spec.eager) if path not in spec.never_called]
+    whole = tuple(f"{path}." for path, name in named if kinds.get(name) in ("experts", INDEXER))
+    kinds = {name: kind for name, kind in kinds.items() if kind not in (COMPRESSOR, INDEXER)}
+    found = {path: kinds[name] for path, name in named if name in kinds and not path.startswith(whole)}
+    known = {path: kind if kind in _KINDS else "other" for path, kind in found.items()}
+    order = list(_KINDS)
+    return {path: _KINDS[known[path]] for path in sorted(known, key=lambda path: order.index(known[path]))}
+
+
+def _class_names(model: nn.Module, layers: dict[str, str], eager: list[str]) -> Iterator[tuple[str, str]]:
+    """Path and class name of the modules in `layers` or in no layer; not torch's own ones."""
+    for path, module in model.named_modules():
+        in_layer = re.search(r"^(.*?\.\d+)\.", path)
+        own = not type(module).__module__.startswith("torch.") and not is_under(path, eager)
+        if own and (in_layer is None or in_layer[1] in layers):
+            yield path, type(module).__name__

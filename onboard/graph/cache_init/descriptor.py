@@ -1,0 +1,212 @@
+"""What swaps a canonical mechanism for a cached one: one descriptor a mechanism.
+
+A descriptor names the source operator, the cached operator of each back end, the inputs that the cached operator takes
+besides its leading tensors, the caches that a node needs and the constants that it keeps.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+import onboard.ops  # noqa: F401  registers the operators
+from onboard.cache.batch import METADATA_NAMES, STATE_METADATA_NAMES
+from onboard.cache.resources import CacheResource, KVPagedResource
+from onboard.config import suggest
+from onboard.errors import OnboardError, UsageError
+from onboard.graph.backends import kernel_obstacle
+from onboard.graph.fx import arguments, is_op, replace_with
+from onboard.ops.library import op_sources
+
+
+class CachedOpDescriptor(ABC):
+    """One mechanism that keeps state from step to step."""
+
+    source: ClassVar[Any]
+    """The canonical operator (a packet of `torch.ops.onboard`)."""
+    cached_names: ClassVar[Mapping[str, str]]
+    """Back end -> name of the cached operator in `torch.ops.onboard`."""
+    num_tensors: ClassVar[int]
+    """Leading tensor arguments that the source and the cached operator share."""
+    metadata: ClassVar[tuple[str, ...]]
+    """Names of the `SequenceInfo` inputs that follow them."""
+    has_second_table: ClassVar[bool] = False
+    """The last cache may see farther back than the first: where its pages lie follows, a block table and slots."""
+
+    def cached_op(self, backend: str) -> OpOverload:
+        """Return a back end's cached operator."""
+        name = self._cached_name(backend)
+        if name is None:
+            raise UsageError(f"there is no attention back end {backend!r}", hint=suggest(backend, self.cached_names))
+        packet = getattr(torch.ops.onboard, name, None)
+        if packet is None:
+            raise OnboardError(f"the attention back end {backend!r} is not available here", hint="Use 'torch'")
+        overload: OpOverload = packet.default
+        return overload
+
+    def _cached_name(self, backend: str) -> str | None:
+        return self.cached_names.get(backend) or self.extension_name(backend)
+
+    def extension_name(self, backend: str) -> str | None:
+        """Return the name of the operator that an extension has registered for a back end, None when there is none.
+
+        It is that of torch's operator with the back end's name in place of "torch".
+        """
+        name = backend + self.cached_names["torch"].removeprefix("torch")
+        source = op_sources().get(name)
+        return None if source is None or source.ships else name
+
+    def obstacle(self, backend: str, node: fx.Node) -> str:
+        """Return why a back end cannot serve a node, "" when it can; an extension's has to know by itself."""
+        if self._cached_name(backend) is None:
+            return "this mechanism has no such operator"
+        return self.kernel_obstacle(node) if backend != "torch" and backend in self.cached_names else ""
+
+    def kernel_obstacle(self, node: fx.Node) -> str:
+        """Return why kernels cannot serve a node, by its shapes and dtypes and the GPU; "" when they can."""
+        return ""
+
+    def check(self, node: fx.Node) -> None:  # noqa: B027  (most mechanisms can do everything)
+        """Raise `OnboardError` when the node asks for something that its cached form cannot do."""
+
+    def note(self, node: fx.Node) -> str:
+        """Return what a user of the run has to know of a node, "" for nothing: it becomes a fact."""
+        return ""
+
+    def prepare(self, gm: fx.GraphModule, node: fx.Node) -> fx.Node:
+        """Bring a source node into the form that the cached operator takes; return the node that now stands for it."""
+        return node
+
+    @abstractmethod
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+        """Return the caches that the node needs, by the name of the argument; `dtype` None: that of the tensors."""
+
+    @abstractmethod
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return the arguments that follow the caches."""
+
+
+class AttentionDescriptor(CachedOpDescriptor):
+    """Softmax attention with a paged cache of keys and values."""
+
+    source = torch.ops.onboard.torch_attention
+    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_attention", "triton": "triton_cached_attention"}
+    num_tensors = 3
+    metadata = METADATA_NAMES
+
+    def check(self, node: fx.Node) -> None:
+        """Refuse masks, attention to later tokens, dropout and sinks of queries: the kernels know positions only."""
+        refuse_unless(node, attn_mask=None, is_causal=True, dropout_p=0.0)
+        sinks = arguments(node)["sinks"]
+        if isinstance(sinks, fx.Node) and sinks.meta["val"].dim() != 1:
+            refuse_unless(node, sinks=None)
+        heads = 1 if arguments(node)["layout"] == "bnsd" else 2
+        if any(_in_one_row(tensor_argument(node, index), heads) is None for index in range(self.num_tensors)):
+            raise OnboardError(
+                f"{node.name} ({module_path(node)}) has a number of heads that varies and cannot be cached",
+                hint="Only its prefill is supported",
+            )
+
+    def prepare(self, gm: fx.GraphModule, node: fx.Node) -> fx.Node:
+        """Turn a bnsd node into a bsnd one between transposes."""
+        found = arguments(node)
+        if found["layout"] == "bsnd":
+            return node
+        with gm.graph.inserting_before(node):
+            tensors = [_transpose(gm, tensor) for tensor in list(found.values())[: self.num_tensors]]
+            options = {**dict(list(found.items())[self.num_tensors :]), "layout": "bsnd"}
+            bsnd = gm.graph.call_function(self.source.default, tuple(tensors), options)
+            bsnd.meta.update(node.meta)
+            bsnd.meta["val"] = node.meta["val"].transpose(1, 2)
+            output = _transpose(gm, bsnd)
+        replace_with(node, output)
+        return bsnd
+
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+        """Return a cache for the keys and one for the values, of the shapes that the tensors have."""
+        found = arguments(node)
+        bounds = [found[name] for name in ("sliding_window", "chunk_size") if found[name] is not None]
+        window = min(bounds, default=None)
+
+        def resource(tensor: fx.Node) -> KVPagedResource:
+            val = tensor.meta["val"]
+            heads, dim = _in_one_row(tensor, 2), int(val.shape[3])
+            assert heads is not None
+            return KVPagedResource(heads, dim, dtype or val.dtype, page_size, window)
+
+        return {"k_cache": resource(tensor_argument(node, 1)), "v_cache": resource(tensor_argument(node, 2))}
+
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return sinks, scale, sliding_window, logit_cap, alibi_slopes and chunk_size."""
+        found = arguments(node)
+        names = ("sinks", "scale", "sliding_window", "logit_cap", "alibi_slopes", "chunk_size")
+        return tuple(found[name] for name in names)
+
+
+class StateDescriptor(CachedOpDescriptor):
+    """A recurrence whose arguments are tensors first and constants after them, as in its cached operator."""
+
+    metadata: ClassVar[tuple[str, ...]] = STATE_METADATA_NAMES
+
+    def kernel_obstacle(self, node: fx.Node) -> str:
+        """Return why kernels cannot serve the dtype of the first tensor, or this GPU; "" when they can."""
+        return kernel_obstacle(tensor_argument(node, 0).meta["val"].dtype)
+
+    def constants(self, node: fx.Node) -> tuple[Any, ...]:
+        """Return what follows the tensors in the source operator."""
+        return tuple(arguments(node).values())[self.num_tensors :]
+
+
+def refuse_unless(node: fx.Node, **needed: Any) -> None:
+    """Raise `OnboardError` when an argument of a source node has another value than its cached form needs."""
+    found = arguments(node)
+    for name, value in needed.items():
+        if found[name] != value:
+            raise OnboardError(
+                f"{node.name} ({module_path(node)}) has {name}={found[name]!r} and cannot be cached",
+                hint=f"Its cached form needs {name}={value!r}",
+            )
+
+
+def _in_one_row(tensor: fx.Node, dim: int) -> int | None:
+    """Return a dimension's size in the cached graph, whose batch is one row of tokens; None: it is not known.
+
+    Heads that are folded into the batch, as for `torch.bmm`, are batch times heads: in one row, the heads.
+    """
+    size = tensor.meta["val"].shape[dim]
+    if isinstance(size, int):
+        return size
+    inputs = tensor.graph.find_nodes(op="placeholder", sort=True)
+    batch = next(node for node in inputs if node.target == "input_ids").meta["val"].shape[0]
+    expression = size.node.expr if isinstance(batch, int) else size.node.expr.subs(batch.node.expr, 1)
+    return int(expression) if expression.is_number else None
+
+
+def module_path(node: fx.Node) -> str:
+    """Return the path of the innermost module that a node comes from, for messages."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path: str = list(stack.values())[-1][0] if stack else ""
+    return path or "unknown module"
+
+
+def source_nodes(gm: fx.GraphModule, descriptor: CachedOpDescriptor) -> list[fx.Node]:
+    """Return the nodes of a mechanism, in graph order."""
+    return [node for node in gm.graph.nodes if is_op(node, descriptor.source)]
+
+
+def tensor_argument(node: fx.Node, position: int) -> fx.Node:
+    """Return a node's argument by its position in the operator's schema, which is a tensor."""
+    tensor = list(arguments(node).values())[position]
+    assert isinstance(tensor, fx.Node)
+    return tensor
+
+
+def _transpose(gm: fx.GraphModule, node: fx.Node) -> fx.Node:
+    swapped = gm.graph.call_function(torch.ops.aten.transpose.int, (node, 1, 2))
+    swapped.meta["val"] = node.meta["val"].transpose(1, 2)
+    return swapped

@@ -1,0 +1,61 @@
+"""The sequence interface of a run: made once, by the first transform that puts in a cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from onboard.cache.batch import SequenceInfo
+from onboard.cache.budget import CachePlan
+from onboard.cache.cached_sequence import CachedSequenceInterface
+from onboard.config import RuntimeConfig
+from onboard.errors import UsageError
+from onboard.graph.context import TransformContext
+
+
+def make_interface(context: TransformContext) -> CachedSequenceInterface:
+    """Return the run's sequence interface, without caches yet."""
+    runtime = context.runtime
+    return CachedSequenceInterface(
+        SequenceInfo(
+            max_batch_size=runtime.max_batch_size,
+            max_seq_len=runtime.max_seq_len,
+            max_num_tokens=runtime.max_num_tokens,
+            page_size=runtime.kv_cache_config.tokens_per_block,
+            device=context.device,
+            first_position=context.first_position,
+            snapshots=_snapshots(runtime),
+            codebooks=context.codebooks,
+        )
+    )
+
+
+def _snapshots(runtime: RuntimeConfig) -> int:
+    """Return the number of recurrent states that are kept for requests to come."""
+    wanted = runtime.kv_cache_config.state_snapshots
+    if not runtime.kv_cache_config.enable_block_reuse:
+        return 0
+    return runtime.max_batch_size if wanted is None else wanted
+
+
+def cache_dtype(context: TransformContext) -> torch.dtype | None:
+    """Return the dtype that the run asks of its caches, None for that of the keys and values.
+
+    Raises `UsageError` for one that the GPU's kernels do not have.
+    """
+    name = context.runtime.kv_cache_config.dtype
+    if name == "float8_e4m3fn" and context.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(context.device)
+        if capability < (8, 9):
+            raise UsageError(
+                f"a cache of {name} needs compute capability 8.9 and this GPU has {capability[0]}.{capability[1]}",
+                hint="Use bfloat16",
+            )
+    return None if name == "auto" else getattr(torch, name)
+
+
+def cache_plan(context: TransformContext) -> CachePlan:
+    """Return how many pages and slots the registered caches get in this run."""
+    limits = replace(context.cache.info.limits, max_tokens=context.runtime.kv_cache_config.max_tokens)
+    return CachePlan(limits, tuple(context.cache.resources.values()))

@@ -1,0 +1,1 @@
+"""Helpers of the transforms of stage `compile`: CUDA graphs, pieces of graphs, streams."""

@@ -1,0 +1,360 @@
+"""Prefill and mixed steps in pieces: CUDA graphs for some numbers of tokens, and eager calls between them.
+
+A step is rounded up to the next number of tokens that was captured. What the pieces compute for the added rows is never
+looked at: calls between the pieces (attention, recurrences, the choice of logits) get the step's own rows alone, and
+the metadata as it is, so that caches are written and read as without any graphs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx, nn
+
+from onboard.cache.cached_sequence import CachedSequenceInterface, input_names
+from onboard.errors import OnboardError
+from onboard.graph.compile.pieces import TOKEN_INPUTS, CannotSplitError, Pieces, Segment, split
+
+SMALLEST = 64
+_EXAMPLE_TOKENS = (11, 17)
+"""Of the steps that show which values have a row for each token."""
+_TIMED_RUNS = 3
+_MEMORY_SHARE = 2.5
+"""Free memory for the pieces of the largest step, in what that step takes when it runs whole."""
+
+
+def token_buckets(wanted: Sequence[int] | None, max_num_tokens: int) -> list[int]:
+    """Return the numbers of tokens to capture, ascending: those wanted, or powers of two from 64 to the most."""
+    if wanted is not None:
+        return sorted({size for size in wanted if size <= max_num_tokens})
+    sizes = {1 << exponent for exponent in range(SMALLEST.bit_length() - 1, max_num_tokens.bit_length())}
+    return sorted({size for size in sizes if size <= max_num_tokens} | {max_num_tokens})
+
+
+class Recorder(Protocol):
+    """What captures pieces."""
+
+    def record(self, run: Callable[[], tuple[Any, ...]]) -> tuple[Callable[[], None], tuple[Any, ...]]:
+        """Return what replays `run`, and its results, which every replay writes again."""
+
+    def borrowed(self, tensor: Tensor) -> Tensor:
+        """Return a tensor that reads and writes the same memory without holding it."""
+
+
+class CudaRecorder:
+    """Captures CUDA graphs in one memory pool, in which a piece takes the memory that earlier ones no longer need."""
+
+    def __init__(self, *, warm_up: bool = False) -> None:
+        """`warm_up`: each piece is run before it is captured, since what it calls is compiled by its first call."""
+        self.pool = torch.cuda.graph_pool_handle()
+        self.warm_up = warm_up
+
+    def record(self, run: Callable[[], tuple[Any, ...]]) -> tuple[Callable[[], None], tuple[Any, ...]]:
+        """Capture one piece."""
+        if self.warm_up:
+            run()
+            torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            results = run()
+        return graph.replay, results
+
+    def borrowed(self, tensor: Tensor) -> Tensor:
+        """Return a view of the tensor's memory that does not keep it."""
+        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        flat = torch.as_tensor(_Memory(tensor.data_ptr(), span * tensor.itemsize), device=tensor.device)
+        return flat.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+
+class _Memory:
+    """Device memory, described as numba's CUDA array interface has it."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+@dataclass(frozen=True)
+class _Eager:
+    """A call between two pieces."""
+
+    segment: Segment
+    targets: dict[str, Tensor]
+    """Where later pieces read its results."""
+
+
+@dataclass
+class _Bucket:
+    """The pieces for one number of tokens."""
+
+    tokens: int
+    inputs: dict[str, Tensor]
+    steps: list[Callable[[], None] | _Eager] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    """Results of pieces that are read between them, or returned."""
+    seconds: float = 0.0
+    """Of a full step, in pieces."""
+    whole_seconds: float = math.inf
+    """Of a full step without them."""
+
+
+class PiecewiseGraph(nn.Module):
+    """A cached graph that replays pieces for steps of up to some numbers of tokens and runs all others as it is.
+
+    Called with the same named inputs as the graph module and returns the same.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        whole: nn.Module | None = None,
+        *,
+        compiled: bool = False,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """Take the graph, what runs steps without pieces (None: the graph), and whether pieces go to torch.compile."""
+        super().__init__()
+        self.gm = gm
+        self.whole = gm if whole is None else whole
+        self.compiled = compiled
+        self.replays = 0
+        """Calls that replayed pieces."""
+        self.left_out: list[int] = []
+        """Numbers of tokens that were not captured, for want of memory."""
+        self._recorder = recorder
+        self._buckets: list[_Bucket] = []
+        self._pieces: Pieces | None = None
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The FX graph inside, for whoever asks for its inputs."""
+        return self.gm.graph
+
+    @property
+    def sizes(self) -> list[int]:
+        """The captured numbers of tokens, ascending."""
+        return [bucket.tokens for bucket in self._buckets]
+
+    @torch.inference_mode()
+    def capture(self, cache: CachedSequenceInterface, sizes: Sequence[int]) -> None:
+        """Capture pieces for each number of tokens, the largest first, in one memory pool.
+
+        Raises `CannotSplitError` when the graph has no pieces.
+        """
+        recorder = self._recorder or CudaRecorder(warm_up=self.compiled)
+        self._pieces = self._split(cache)
+        if sizes and cache.info.device.type == "cuda":
+            self._try(cache, min(sizes))
+        buckets: list[_Bucket] = []
+        for tokens in sorted(sizes, reverse=True):
+            if buckets or self._fits(cache, tokens):
+                self._warm_up(cache, tokens)
+                buckets.append(self._captured(tokens, cache.info.device, recorder))
+            else:
+                self.left_out.append(tokens)
+        self._buckets = buckets[::-1]
+        for bucket in self._buckets:
+            self._time(cache, bucket)
+
+    def forward(self, **inputs: Tensor) -> Any:
+        """Run one step; inputs as the graph module's placeholders."""
+        tokens = inputs["input_ids"].shape[1]
+        bucket = self._bucket_for(tokens)
+        if bucket is None:
+            return self.whole(**inputs)
+        self.replays += 1
+        return self._replay(bucket, inputs, tokens)
+
+    def _bucket_for(self, tokens: int) -> _Bucket | None:
+        """Return the bucket that serves a step faster than no pieces would, None when there is none.
+
+        How long a step takes without pieces is interpolated between the buckets.
+        """
+        index = bisect_left(self._buckets, tokens, key=lambda bucket: bucket.tokens)
+        if index == len(self._buckets):
+            return None
+        bucket = self._buckets[index]
+        below = self._buckets[index - 1] if index else bucket
+        share = (tokens - below.tokens) / (bucket.tokens - below.tokens) if index else 1.0
+        whole = (1 - share) * below.whole_seconds + share * bucket.whole_seconds if share < 1 else bucket.whole_seconds
+        return bucket if bucket.seconds <= whole else None
+
+    def _time(self, cache: CachedSequenceInterface, bucket: _Bucket) -> None:
+        """Measure a full step with and without pieces; without a GPU there is nothing to measure."""
+        device = cache.info.device
+        if device.type != "cuda":
+            return
+        cache.info.set_prefill_example(bucket.tokens)
+        inputs = {name: cache.args[name] for name in input_names(self.gm)}
+        bucket.seconds = _seconds(lambda: self._replay(bucket, inputs, bucket.tokens), device)
+        bucket.whole_seconds = _seconds(lambda: self.whole(**inputs), device)
+
+    def _split(self, cache: CachedSequenceInterface) -> Pieces:
+        def call(function: Callable[..., Any], tokens: int) -> Any:
+            cache.info.set_prefill_example(tokens)
+            return function(**{name: cache.args[name] for name in input_names(self.gm)})
+
+        if cache.info.limits.most_tokens < max(_EXAMPLE_TOKENS):
+            raise CannotSplitError(f"a step has at most {cache.info.limits.most_tokens} tokens")
+        pieces = split(self.gm, call, _EXAMPLE_TOKENS)
+        if not self.compiled:
+            return pieces
+        return replace(pieces, segments=tuple(map(_compiled, pieces.segments)))
+
+    def _try(self, cache: CachedSequenceInterface, tokens: int) -> None:
+        """Run the pieces without capturing them: one that waits for the device cannot be captured.
+
+        Raises `CannotSplitError`; a capture that fails would leave the process without a GPU.
+        """
+        assert self._pieces is not None
+        cache.info.set_prefill_example(tokens)
+        values: dict[str, Any] = {name: cache.args[name] for name in input_names(self.gm)}
+        before = torch.cuda.get_sync_debug_mode()
+        for segment in self._pieces.segments:
+            given = [values[name] for name in segment.inputs]
+            if self.compiled and segment.captured:
+                segment.run(*given)  # compiles it, and may wait then
+            torch.cuda.set_sync_debug_mode("error" if segment.captured else "default")
+            try:
+                results = segment.run(*given)
+            except RuntimeError as error:
+                raise CannotSplitError(f"a part of it waits for the device: {str(error).splitlines()[0]}") from error
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+            values.update(zip(segment.outputs, results, strict=True))
+
+    def _fits(self, cache: CachedSequenceInterface, tokens: int) -> bool:
+        """Whether there is memory for the pieces of a step, in a pool of their own, beside a step that runs whole."""
+        device = cache.info.device
+        if device.type != "cuda":
+            return True
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        self._warm_up(cache, tokens)
+        needed = torch.cuda.max_memory_allocated(device) - before
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(device)[0] > _MEMORY_SHARE * needed
+
+    def _warm_up(self, cache: CachedSequenceInterface, tokens: int) -> None:
+        cache.info.set_prefill_example(tokens)
+        cache.call(self.whole)
+
+    def _captured(self, tokens: int, device: torch.device, recorder: Recorder) -> _Bucket:
+        assert self._pieces is not None
+        inputs = {name: torch.zeros((1, tokens), dtype=torch.int64, device=device) for name in TOKEN_INPUTS}
+        capture = _Capture(self._pieces, _Bucket(tokens, inputs), device, recorder)
+        try:
+            return capture.run()
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            problem = f"a step of {tokens} tokens cannot be captured in pieces: {reason}"
+            raise OnboardError(problem, hint="Set piecewise_enabled: false") from error
+
+    @torch.inference_mode()
+    def _replay(self, bucket: _Bucket, inputs: dict[str, Tensor], tokens: int) -> Any:
+        assert self._pieces is not None
+        for name, static in bucket.inputs.items():
+            static[:, :tokens].copy_(inputs[name])
+            static[:, tokens:].zero_()
+        values: dict[str, Any] = dict(inputs)
+        rows = self._pieces.rows
+        for name, value in bucket.values.items():
+            values[name] = rows[name].cut(value, tokens) if name in rows else value
+        for step in bucket.steps:
+            if not isinstance(step, _Eager):
+                step()
+                continue
+            results = step.segment.run(*(values[name] for name in step.segment.inputs))
+            for name, result in zip(step.segment.outputs, results, strict=True):
+                values[name] = result
+                if name in step.targets:
+                    rows[name].cut(step.targets[name], tokens).copy_(result)
+        result = values[self._pieces.result]
+        # A piece's result is overwritten by the next replay: give away a copy.
+        return result.clone() if self._pieces.result in bucket.values else result
+
+
+def _seconds(step: Callable[[], Any], device: torch.device) -> float:
+    """Return how long a step takes, at best, host and device together."""
+    best = math.inf
+    for _ in range(_TIMED_RUNS):
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        step()
+        torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _compiled(segment: Segment) -> Segment:
+    return replace(segment, run=torch.compile(segment.run, dynamic=True)) if segment.captured else segment
+
+
+class _Capture:
+    """The capture of one bucket; what a later piece does not read any more is let go, for its memory to be used."""
+
+    def __init__(self, pieces: Pieces, bucket: _Bucket, device: torch.device, recorder: Recorder) -> None:
+        self.pieces, self.bucket, self.device, self.recorder = pieces, bucket, device, recorder
+        self.values: dict[str, Any] = dict(bucket.inputs)
+        self.between = {name for each in pieces.segments if not each.captured for name in each.inputs} | {pieces.result}
+        self.last_use = {name: index for index, each in enumerate(pieces.segments) for name in each.inputs}
+        self.inside = {name for each in pieces.segments if each.captured for name in each.inputs}
+
+    def run(self) -> _Bucket:
+        """Capture every piece, in order."""
+        segments = self.pieces.segments
+        for index, segment in enumerate(segments):
+            if segment.captured:
+                following = segments[index + 1] if index + 1 < len(segments) else None
+                self._record(segment, self._targets(following))
+            elif index == 0:
+                self.values.update(self._allocated(self._targets(segment)))
+            if not segment.captured:
+                targets = {name: self.recorder.borrowed(self.values[name]) for name in self._targets(segment)}
+                self.bucket.steps.append(_Eager(segment, targets))
+            self._let_go(index)
+        return self.bucket
+
+    def _record(self, segment: Segment, targets: Sequence[str]) -> None:
+        """Capture a piece and, in its memory, room for those results of the next call that later pieces read."""
+        arguments = [self.values[name] for name in segment.inputs]
+
+        def run() -> tuple[Any, ...]:
+            return (*segment.run(*arguments), *self._allocated(targets).values())
+
+        replay, results = self.recorder.record(run)
+        self.bucket.steps.append(replay)
+        self.values.update(zip((*segment.outputs, *targets), results, strict=True))
+        for name in self.between.intersection(segment.outputs):
+            value = self.values[name]
+            self.bucket.values[name] = self.recorder.borrowed(value) if isinstance(value, Tensor) else value
+
+    def _targets(self, segment: Segment | None) -> list[str]:
+        """Return the results of a call between pieces that a later piece reads."""
+        if segment is None or segment.captured:
+            return []
+        return [name for name in segment.outputs if name in self.inside]
+
+    def _allocated(self, names: Sequence[str]) -> dict[str, Tensor]:
+        found = {}
+        for name in names:
+            example = self.pieces.examples[name]
+            shape = self.pieces.rows[name].shape(example, self.bucket.tokens)
+            found[name] = torch.zeros(shape, dtype=example.dtype, device=self.device)
+        return found
+
+    def _let_go(self, index: int) -> None:
+        for name in [name for name in self.values if self.last_use.get(name, -1) <= index]:
+            del self.values[name]

@@ -1,0 +1,1 @@
+"""Helpers of stage `pattern_matcher`: how mechanisms look when they are written out."""

@@ -1,0 +1,1 @@
+"""Helpers of stage `visualize`: graphs for reading."""

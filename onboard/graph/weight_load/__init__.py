@@ -1,0 +1,1 @@
+"""Helpers of stage `weight_load`: from a checkpoint's tensors to a graph's parameters."""

@@ -1,0 +1,1 @@
+"""What is known of transformers: its classes, configs and conventions."""

@@ -1,0 +1,93 @@
+"""How a checkpoint is quantised, by its config and by its tensors: such a one is refused by name.
+
+Layouts are those that vLLM and transformers document for each method; none is read here yet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onboard.errors import OnboardError
+
+if TYPE_CHECKING:
+    from onboard.graph.weight_load.safetensors_folder import TensorMeta
+
+_KEYS = ("quantization_config", "compression_config", "quantization")
+"""Where a config.json says it; the last is MLX's."""
+_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+"""Files beside config.json that say it: ModelOpt's, and those of older GPTQ and AWQ."""
+_TRAITS = ("quant_algo", "format", "bits", "w_bit", "group_size", "q_group_size", "weight_block_size")
+_ENDINGS = {
+    "weight_scale_inv": "fp8",
+    "weight_packed": "compressed-tensors",
+    "qweight": "packed integers, as GPTQ and AWQ have them",
+    "_blocks": "mxfp4",
+    "SCB": "bitsandbytes",
+    "weight.absmax": "bitsandbytes",
+    "_weight_qdata": "torchao",
+}
+"""Endings of names that no unquantised checkpoint has; blocks count with their scales only."""
+
+
+def refuse_quantised(config: Mapping[str, Any], folder: Path, tensors: Mapping[str, TensorMeta]) -> None:
+    """Raise `OnboardError` for a quantised checkpoint: as its config says, a file beside that, or else its tensors."""
+    if (found := describe_config(config) or _beside(folder) or describe_tensors(tensors)) is not None:
+        raise OnboardError(
+            f"the checkpoint is quantised ({found}), which onboard cannot read yet", hint="Use an unquantised release"
+        )
+
+
+def describe_config(config: Mapping[str, Any]) -> str | None:
+    """Return how a parsed config.json, or the text model's part of it, says that weights are quantised."""
+    parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
+    found = (part[key] for part in parts for key in _KEYS if isinstance(part.get(key), Mapping) and part[key])
+    return next((_describe(values) for values in found), None)
+
+
+def describe_tensors(tensors: Mapping[str, TensorMeta]) -> str | None:
+    """Return how names and dtypes say it."""
+    for name, meta in tensors.items():
+        if (dtype := str(meta.dtype).removeprefix("torch.")).startswith("float8"):
+            return f"{name} is {dtype}"
+        for ending, method in _ENDINGS.items():
+            scaled = ending != "_blocks" or f"{name.removesuffix(ending)}_scales" in tensors
+            if name.endswith(ending) and scaled:
+                return f"{method}: {name}"
+    return None
+
+
+def _beside(folder: Path) -> str | None:
+    for path in (folder / name for name in _FILES):
+        if not path.is_file():
+            continue
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise OnboardError(f"{path} is not valid JSON", hint="Fetch the model again") from error
+        return _describe(values if isinstance(values, Mapping) else {}) or path.name
+    return None
+
+
+def _describe(values: Mapping[str, Any]) -> str:
+    """Return a method's name and what tells its variants apart: "fp8, 128 x 128 blocks"."""
+    inner = values.get("quantization")
+    values = inner if isinstance(inner, Mapping) else values
+    producer = values.get("producer")
+    method = values.get("quant_method") or (producer.get("name") if isinstance(producer, Mapping) else None)
+    return ", ".join([str(method)] * bool(method) + list(_details(values))) or "by a method that it does not name"
+
+
+def _details(values: Mapping[str, Any]) -> Iterator[str]:
+    for key in _TRAITS:
+        value = values.get(key)
+        if key == "weight_block_size" and isinstance(value, list):
+            yield f"{' x '.join(map(str, value))} blocks"
+        elif key in ("bits", "w_bit") and value:
+            yield f"{value} bits"
+        elif key in ("group_size", "q_group_size") and value:
+            yield f"groups of {value}"
+        elif value:
+            yield str(value)

@@ -1,0 +1,205 @@
+"""The eager side of a composite model: transformers' own towers make of images what the text graph takes in.
+
+Nothing of a composite's own forward is written again here: it is run up to the call of its text model, and what it
+hands over there is what the graph is given. What the graph cannot take is refused, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from onboard.cache.step_buffer import IntArray
+from onboard.errors import OnboardError, UsageError
+from onboard.graph.context import TransformContext
+from onboard.graph.weight_load.safetensors_folder import Checkpoint
+from onboard.graph.weight_load.weight_names import match_names, module_renaming
+from onboard.ops.block_attention import allowed
+from onboard.runtime.multimodal.added_states import added_states
+from onboard.runtime.multimodal.prompt_inputs import PromptInputs
+
+_TAKEN = ("inputs_embeds", "position_ids", "attention_mask")
+_TEXT_ONLY = "This model runs with text alone"
+
+
+class _HandedOver(Exception):
+    """The composite called its text model."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
+class Composite:
+    """Transformers' own model of a checkpoint, of which the towers and the embedding have weights."""
+
+    def __init__(self, context: TransformContext) -> None:
+        self.context = context
+
+    @cached_property
+    def embedding(self) -> str:
+        """Path of the module that embeds tokens."""
+        modules: list[tuple[str, nn.Module]] = list(self._bare.named_modules())
+        return next(path for path, child in modules if child is self._bare.get_input_embeddings())
+
+    @torch.inference_mode()
+    def prepare(self, tokens: list[int], inputs: Mapping[str, Any]) -> PromptInputs:
+        """Run the towers on a processor's `inputs` (pixel values and the like) for a prompt.
+
+        Raises:
+            UsageError: the model takes no such inputs, or they do not fit the tokens.
+            OnboardError: the text model gets something that the graph does not take.
+        """
+        device = self.context.device
+        moved = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in inputs.items()}
+        handed = self._handed_over(torch.tensor([tokens], device=device), moved)
+        embeds = handed.get("inputs_embeds")
+        if embeds is None:
+            raise OnboardError(f"{type(self.model).__name__} gives its text model no embeddings", hint=_TEXT_ONLY)
+        added = self._added(handed)
+        place, tables = self._positions(embeds, handed.get("position_ids"))
+        last = int(place.max()) if tables is None else int(handed["position_ids"].max()) - self.context.first_position
+        blocks = self._blocks(handed.get("attention_mask"), len(tokens))
+        return PromptInputs(embeds[0], place, last + 1 - len(tokens), tables, blocks, added)
+
+    @cached_property
+    def model(self) -> Any:
+        """The model with the weights of its towers and of its embedding."""
+        model, device = self._bare, self.context.device
+        state = model.state_dict(keep_vars=True)
+        prefixes = tuple(f"{path}." for path in (*self.context.factory.eager_modules, self.embedding))
+        wanted = [name for name in state if f"{name}.".startswith(prefixes)]
+        checkpoint = Checkpoint(self.context.factory.checkpoint)
+        found = match_names(list(state), checkpoint.names(), module_renaming(model))
+        if missing := [name for name in wanted if name not in found]:
+            raise OnboardError(f"the checkpoint has no {missing[0]}", hint=_TEXT_ONLY)
+        for name in wanted:
+            _place(model, name, checkpoint.read(found[name], device).to(device, self._dtype(state[name]), copy=True))
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(device)
+        return model
+
+    @cached_property
+    def _bare(self) -> Any:
+        return self.context.factory.composite()
+
+    @property
+    def _text_model(self) -> Any:
+        return self._bare.get_submodule(self.embedding.rpartition(".")[0])
+
+    def _dtype(self, tensor: torch.Tensor) -> torch.dtype:
+        return self.context.dtype if tensor.is_floating_point() else tensor.dtype
+
+    def _handed_over(self, ids: torch.Tensor, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        def hand_over(*args: Any, **kwargs: Any) -> None:
+            raise _HandedOver(kwargs)
+
+        model = self.model
+        text = self._text_model
+        text.forward = hand_over  # the instance's own attribute: the class stays as it is
+        try:
+            model(input_ids=ids, use_cache=False, **inputs)
+        except _HandedOver as handed:
+            return handed.arguments
+        except (TypeError, ValueError, RuntimeError, IndexError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UsageError(f"{type(model).__name__} refuses these inputs: {reason}") from error
+        finally:
+            del text.forward
+        raise OnboardError(f"{type(model).__name__} does not call {self.embedding}'s model", hint=_TEXT_ONLY)
+
+    def _added(self, handed: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Return what else the text model is given, as what it adds behind layers: path of the layer -> rows."""
+        others = [key for key, value in handed.items() if key not in _TAKEN and _matters(value)]
+        if not others:
+            return {}
+        text, count = self._text_model, getattr(self.context.factory.text_config, "num_hidden_layers", None)
+        lists = [name for name, child in text.named_children() if isinstance(child, nn.ModuleList)]
+        layers = next((name for name in lists if len(getattr(text, name)) == count), None)
+        problem = f"{type(self.model).__name__} gives its text model {others[0]}, too"
+        if layers is None:
+            raise OnboardError(problem, hint=_TEXT_ONLY)
+        try:
+            added = added_states(text, layers, handed, others)
+        except OnboardError as error:
+            raise OnboardError(f"{problem}: {error}", hint=_TEXT_ONLY) from error
+        path = f"{self.embedding.rpartition('.')[0]}.{layers}".lstrip(".")
+        return {f"{path}.{index}": rows for index, rows in enumerate(added) if bool(rows.any())}
+
+    def _positions(
+        self, embeds: torch.Tensor, position_ids: torch.Tensor | None
+    ) -> tuple[IntArray, tuple[torch.Tensor, torch.Tensor] | None]:
+        """Return the text's positions [tokens], and the rotary tables of positions with several axes."""
+        count = np.arange(embeds.shape[1])
+        if position_ids is None:
+            return count, None
+        first = self.context.first_position
+        if position_ids.dim() == 2:
+            return position_ids[0].cpu().numpy() - first, None
+        if bool((position_ids == position_ids[:1]).all()):
+            return position_ids[0, 0].cpu().numpy() - first, None
+        rotary = getattr(self._text_model, "rotary_emb", None)
+        if rotary is None:
+            raise OnboardError("positions go along several axes and there is no rotary embedding", hint=_TEXT_ONLY)
+        cos, sin = rotary(embeds, position_ids)
+        return count, (cos[0], sin[0])
+
+    def _blocks(self, masks: Any, length: int) -> IntArray | None:
+        """Return the blocks in which masks let tokens see later ones; None when all are causal.
+
+        Raises:
+            OnboardError: a mask is not causal outside of blocks, and the layers' sliding window.
+        """
+        if masks is None:
+            return None
+        named = masks if isinstance(masks, dict) else {"full_attention": masks}
+        seen = {key: _seen(mask) for key, mask in named.items() if mask is not None and mask.dim() == 4}
+        if not seen:
+            return None
+        blocks = _later_seen(seen.get("full_attention", next(iter(seen.values()))))
+        for key, mask in seen.items():
+            window = getattr(self.context.factory.text_config, "sliding_window", None) if "sliding" in key else None
+            if not torch.equal(mask, allowed(blocks, length, window)):
+                raise OnboardError(f"the {key} mask is neither causal nor blocks", hint=_TEXT_ONLY)
+        return blocks.cpu().numpy() if bool((blocks >= 0).any()) else None
+
+
+def _seen(mask: torch.Tensor) -> torch.Tensor:
+    """Return which keys each query sees, [queries, keys] bool; masks are bool or added to scores."""
+    return mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] == 0
+
+
+def _later_seen(seen: torch.Tensor) -> torch.Tensor:
+    """Number the blocks of tokens that see later ones, [tokens] int32, -1 outside."""
+    blocks = torch.full((len(seen),), -1, dtype=torch.int32, device=seen.device)
+    start = number = 0
+    lasts = [int(row.nonzero().max()) for row in seen]
+    while start < len(lasts):
+        if (last := lasts[start]) > start:
+            blocks[start : last + 1] = number
+            number += 1
+        start = max(last, start) + 1
+    return blocks
+
+
+def _matters(value: Any) -> bool:
+    """Whether an argument of the text model says something: a tensor or several."""
+    if isinstance(value, list | tuple | dict):
+        return any(map(_matters, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, torch.Tensor)
+
+
+def _place(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(path)
+    if leaf in owner._parameters:
+        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+    else:
+        owner._buffers[leaf] = tensor

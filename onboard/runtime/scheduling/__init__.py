@@ -1,0 +1,1 @@
+"""Which tokens of which requests a step computes, and what each request holds of the caches."""

@@ -1,0 +1,295 @@
+"""Which tokens of which sequences the next step computes: continuous batching over a paged cache.
+
+Continuous batching follows Yu et al. 2022 ("Orca"), chunked prefill Agrawal et al. 2023 ("Sarathi"), preemption by
+recomputation Kwon et al. 2023 ("PagedAttention").
+
+Requests have a strict order, by priority and then by arrival. The first one of all that are unfinished is never
+preempted and has a part in every step that computes its rotary table, so that some request always comes nearer to its
+end.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from itertools import chain
+from operator import attrgetter
+
+import numpy as np
+
+from onboard.errors import OnboardError
+from onboard.runtime.rope import LengthDependentRope
+from onboard.runtime.scheduling.decode_run import DecodeRun
+from onboard.runtime.scheduling.request import FinishReason, Request, Step
+from onboard.runtime.scheduling.sequence_pages import CacheMemory
+
+_in_order = attrgetter("order")
+
+
+class _TokensNeededError(Exception):
+    """A sequence is to be computed again of which only the device knows a token."""
+
+
+class Scheduler:
+    """Admits, advances, preempts and retires sequences; the caller runs the steps and appends the tokens."""
+
+    def __init__(
+        self,
+        memory: CacheMemory,
+        *,
+        max_batch_size: int,
+        max_num_tokens: int,
+        rope: LengthDependentRope | None = None,
+    ) -> None:
+        self.memory = memory
+        self.max_batch_size = max_batch_size
+        self.max_num_tokens = max_num_tokens
+        self.rope = rope
+        self.waiting: list[Request] = []
+        """In order."""
+        self.running: list[Request] = []
+        """In order: the last one is preempted first."""
+        self.num_preemptions = 0
+        self.num_steps = 0
+        self._num_arrived = self._num_retired = 0
+        self._last = Step()
+        """The last step, unless slots have changed since."""
+        self._run: DecodeRun | None = None
+        """What the last step belongs to, if it decoded all running sequences and these are the same still."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether any sequence is unfinished."""
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Request) -> None:
+        """Queue a sequence; it must fit the cache when it is alone there."""
+        sequence.order = sequence.priority, self._num_arrived
+        sequence.table = self._table(sequence)
+        self._num_arrived += 1
+        insort(self.waiting, sequence, key=_in_order)
+
+    def schedule(self) -> Step:
+        """Return the next step: running sequences first, in order, then newly admitted ones."""
+        assert self.busy
+        step = self._fill(Step(self._next_table()))
+        while not step.chunks:  # the sequence whose turn it was has been preempted
+            if not self.running and self._border() is None:
+                raise OnboardError("the cache has no room for one request", hint="Something else holds its pages")
+            step = self._fill(Step(self._next_table()))
+        return self._numbered(step)
+
+    def schedule_ahead(self) -> Step | None:
+        """Return the step after one whose tokens are still to come; None: they have to be known first."""
+        try:
+            step = self._fill(Step(self._next_table()))
+        except _TokensNeededError:
+            return None
+        return self._numbered(step) if step.chunks else None
+
+    def launched(self, step: Step) -> None:
+        """Record that a step was started. Until `append` the tokens that it chooses are known to the device alone."""
+        rows, slots = self.memory.rows, step.rows.slots
+        ends = rows.num_cached[slots] + (1 if step.lengths is None else step.lengths)
+        rows.num_cached[slots] = ends
+        rows.latest[slots] = step.rows.unknown
+        step.ends, step.num_retired = ends, self._num_retired
+        if (run := self._run_of(step)) is not None:
+            run.num_steps += 1
+        step.at_limit = bool((ends + 1 >= step.rows.limits).any()) if run is None else run.at_limit
+
+    def settle(self, step: Step) -> None:
+        """Record that all tokens that a started step reads are known; before the next one is scheduled."""
+        run = self._run_of(step)
+        for row in self.memory.at_borders(step.ends, step.lengths) if run is None else run.due:
+            chunk = step.chunks[row]
+            if chunk.sequence.finish_reason is None:
+                self.memory.computed(chunk.sequence, chunk.length)
+
+    def append(self, step: Step, tokens: Sequence[int]) -> list[tuple[int, Request]]:
+        """Append the tokens that a step chose, one a row; return the rows and sequences that took theirs.
+
+        What was finished or cancelled meanwhile is left out. A sequence that outgrows its rotary table is computed
+        anew with the next one.
+        """
+        took = step.rows.complete
+        if step.num_retired != self._num_retired:
+            took = [(row, sequence) for row, sequence in took if sequence.finish_reason is None]
+        for row, sequence in took:
+            sequence.tokens.append(tokens[row])
+        self._keep_latest(step, tokens, took)
+        for _, sequence in took if self.rope else ():
+            if self._table(sequence) != sequence.table:
+                sequence.table = self._table(sequence)
+                self.memory.restart(sequence)
+        return took
+
+    def _keep_latest(self, step: Step, tokens: Sequence[int], took: list[tuple[int, Request]]) -> None:
+        """Tell the rows the tokens behind which no later step has begun already."""
+        rows, slots = self.memory.rows, step.rows.slots
+        if len(took) == len(slots):  # nearly always
+            current: list[int] = np.flatnonzero(rows.num_cached[slots] == step.ends).tolist()
+        else:
+            current = [row for row, sequence in took if sequence.num_cached == step.ends[row]]
+        if current:
+            rows.latest[slots[current]] = [tokens[row] for row in current]
+
+    def finish(self, sequence: Request, reason: FinishReason) -> None:
+        """Retire a running sequence and free its pages."""
+        sequence.finish_reason = reason
+        self._retire(sequence)
+
+    def cancel(self, sequence: Request) -> bool:
+        """Drop a sequence between two steps, running or not; False: it was finished already."""
+        if sequence.finish_reason is not None:
+            return False
+        if sequence.slot:
+            self.finish(sequence, "abort")
+        else:
+            self.waiting.remove(sequence)
+            sequence.finish_reason = "abort"
+        return True
+
+    def abort(self) -> None:
+        """Drop every sequence."""
+        for sequence in [*self.running, *self.waiting]:
+            self.cancel(sequence)
+
+    def _numbered(self, step: Step) -> Step:
+        for chunk in step.chunks if self.rope else ():
+            chunk.sequence.last_step = self.num_steps
+        step.follow(self._last)
+        self._last = step
+        self.num_steps += 1
+        if self._run_of(step) is None:
+            self._run = self._begun_run(step)
+        return step
+
+    def _run_of(self, step: Step) -> DecodeRun | None:
+        """Return the present run if the step is one of its steps."""
+        return self._run if self._run is not None and self._run.chunks is step.chunks else None
+
+    def _begun_run(self, step: Step) -> DecodeRun | None:
+        """Return a run that begins with a step; None: the step is none of a run."""
+        if self.rope or len(step.chunks) != len(self.running) or not step.decodes():
+            return None
+        memory = self.memory
+        return DecodeRun(step, memory.rows.num_cached[step.rows.slots], memory.borders, memory.page_size)
+
+    def _fill(self, step: Step) -> Step:
+        self._make_way()
+        if not self._goes_on(step):
+            self._advance_all(step)
+        self._admit(step)
+        return step
+
+    def _goes_on(self, step: Step) -> bool:
+        """Make `step` another one of the same batch, what nearly all are; False: something is in the way."""
+        run = self._run
+        if run is None or run.at_limit:
+            return False
+        if not all(self.memory.reserve(run.chunks[row].sequence, 1) for row in run.due):
+            return False
+        step.chunks, step.num_tokens = run.chunks, len(run.chunks)
+        return True
+
+    def _advance_all(self, step: Step) -> None:
+        """Put the next chunks of the running sequences into the step, in order."""
+        running = list(self.running)
+        for place, sequence in enumerate(running, start=1):
+            length = sequence.length
+            if not sequence.slot or length >= sequence.limit or sequence.table != step.rope_length:
+                continue  # without a slot it has been preempted meanwhile
+            pending, budget = sequence.num_pending, self.max_num_tokens - step.num_tokens
+            if pending == 1 and length <= sequence.room and budget > 0:
+                step.chunks.append(sequence.single)  # most do, and a prompt beside them is no reason to be slow
+                step.num_tokens += 1
+            elif budget > 0:
+                self._advance(sequence, step, pending, running[place:])
+
+    def _advance(self, sequence: Request, step: Step, pending: int, later: Sequence[Request]) -> None:
+        """Put the next chunk of a running sequence into the step, which has room for one token, if the cache has.
+
+        A prompt leaves room for those `later` sequences that decode, unless the least it can take has none then.
+        """
+        length = 1
+        if pending > 1:
+            budget, decoding = self.max_num_tokens - step.num_tokens, sum(each.num_pending == 1 for each in later)
+            length = self._fitting(sequence, budget - decoding) or self._fitting(sequence, budget)
+        if length and (sequence.num_cached + length <= sequence.room or self._reserve(sequence, length)):
+            step.add(sequence, length, pending)
+
+    def _fitting(self, sequence: Request, budget: int) -> int:
+        """Return how many tokens a sequence may have in a step that has room for `budget`."""
+        if budget <= 0:
+            return 0
+        return sequence.fitting(self.memory.chunk(sequence, min(sequence.num_pending, budget)))
+
+    def _admit(self, step: Step) -> None:
+        """Start waiting sequences in order while the batch, the step and the cache have room for all they know.
+
+        One whose next page is computed in this very step by another waits for it.
+        """
+        coming: set[bytes] | None = None
+        while step.num_tokens < self.max_num_tokens and (border := self._border()) is not None:
+            if coming is None:
+                step.chunks = step.chunks.copy()  # steps of one batch share theirs
+                coming = set(chain.from_iterable(map(self.memory.completes, step.chunks)))
+            sequence = self.waiting[0]
+            if sequence.table != step.rope_length or self.memory.awaits(sequence, border) in coming:
+                return
+            self.waiting.pop(0)
+            self.memory.admit(sequence, border)
+            self._last, self._run = Step(), None
+            insort(self.running, sequence, key=_in_order)
+            length = self._fitting(sequence, self.max_num_tokens - step.num_tokens)
+            if length and self.memory.reserve(sequence, length):  # else it goes on with the next step
+                step.add(sequence, length, sequence.num_pending)
+                coming.update(self.memory.completes(step.chunks[-1]))
+
+    def _border(self) -> int | None:
+        """Return how many known pages the first waiting sequence would start with; None: there is no room for it."""
+        if not self.waiting or len(self.running) >= self.max_batch_size:
+            return None
+        return self.memory.room_for(self.waiting[0])
+
+    def _make_way(self) -> None:
+        """Preempt sequences of a lower priority than the first one that waits, until it has room."""
+        while self.waiting and self.running and self.waiting[0].priority < self.running[-1].priority:
+            if self._border() is not None:
+                return
+            self._preempt(self.running[-1])
+
+    def _reserve(self, sequence: Request, length: int) -> bool:
+        """Give the sequence pages for `length` more tokens, preempting the last ones; False: it was preempted."""
+        while not self.memory.reserve(sequence, length):
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Request) -> None:
+        """Take a sequence's pages away; it computes its tokens again when it is admitted next."""
+        if sequence.length > len(sequence.tokens):
+            raise _TokensNeededError
+        self._retire(sequence)
+        insort(self.waiting, sequence, key=_in_order)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+
+    def _retire(self, sequence: Request) -> None:
+        self.running.remove(sequence)
+        self.memory.release(sequence)
+        self._run = None
+        self._num_retired += 1
+
+    def _table(self, sequence: Request) -> int:
+        return self.rope.table(len(sequence.tokens)) if self.rope else 0
+
+    def _next_table(self) -> int:
+        """Return the rotary table of the next step: that of the sequence that has waited longest for one."""
+        if self.rope is None:
+            return 0
+        candidates = [*self.running, *([self.waiting[0]] if self._border() is not None else [])]
+        return min(candidates, key=attrgetter("last_step")).table if candidates else 0

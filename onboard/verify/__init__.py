@@ -1,0 +1,1 @@
+"""Proof in all its forms: blocks, graphs, runs and texts against transformers."""

@@ -1,0 +1,283 @@
+"""A run beside transformers on the same weights: every logit within a limit, every token its choice.
+
+In float32 an error is the worst sequence's rmse(logits - reference) / rmse(reference), and the limit `FLOAT32_LIMIT`.
+In half precision the reference is transformers in float32 on the rounded weights. Both models err there by rounding,
+whose size no bound tells beforehand: ours may err a fifth more than transformers itself does in the run's dtype, over
+all passages of a kind together, and by `FLOOR` of the dtype's spacing besides, less than what rounding the logits does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from onboard.modeling import ONE_CODEBOOK, Codebooks
+from onboard.runtime.rope import LengthDependentRope
+from onboard.verify.held_out import Text, judge, mean_nll
+from onboard.verify.hf_logits import Asked, Reference
+from onboard.verify.ways import rmse_ratio
+
+FLOAT32_LIMIT = 1e-5
+MARGIN = 1.2
+FLOOR = 0.03
+TIE = 10.0
+"""A chosen token may lie so many limits below the best, in deviations of its row: each of two logits errs by five."""
+
+Kind = Literal["prompt", "long prompt", "text", "media"]
+Logits = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Tokens that both models read."""
+
+    kind: Kind
+    ids: list[int]
+    chosen: tuple[int, ...] = ()
+    """The tokens chosen greedily after the last `len(chosen)` of `ids`, each given all those before it."""
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    """What a processor made of an image or a sound; then only the rows of the choices are compared."""
+
+    @property
+    def asked(self) -> Asked:
+        """The rows that are compared: of a long passage the last ones and some of those before."""
+        length = len(self.ids)
+        if self.kind == "media":
+            return Asked(self.ids, list(range(length - len(self.chosen), length)), self.inputs)
+        last = max(0, length - max(len(self.chosen), 256))
+        return Asked(self.ids, sorted({*range(0, length, max(1, length // 256)), *range(last, length)}))
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a run computed: logits of the wanted rows, [rows, vocabulary] float32 on the CPU for each passage."""
+
+    passages: list[Passage]
+    prefill: Logits
+    decoded: Logits
+    """Of the prompts alone, the last tokens read one by one from the cache, in a batch that prompts join in turn."""
+    codebooks: Codebooks = ONE_CODEBOOK
+    """What a token stands for; logits are those of one codebook after the other."""
+    again: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Log-probabilities of the long prompt's tokens, [tokens, vocabulary], and those of the same tokens when it was
+    asked again and its prefix was reused; None: no prefix was."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether no logit is a NaN or an infinity."""
+        return all(bool(torch.isfinite(rows).all()) for rows in (*self.prefill, *self.decoded, *(self.again or ())))
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison of logits."""
+
+    what: str
+    tokens: int
+    longest: int
+    """Tokens of the longest passage."""
+    error: float | None
+    """None: not a number, which is within no limit."""
+    limit: float | None
+    transformers: float | None = None
+    """The error of transformers in the run's dtype; None in float32."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether the error is a number within the limit."""
+        return self.error is not None and self.limit is not None and self.error <= self.limit
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The greedily chosen tokens beside the float32 reference's choices, given the same tokens before.
+
+    Of several codebooks each has its own choices, which are counted one by one.
+    """
+
+    compared: int
+    ties: int
+    """Chosen tokens that are not the reference's, and lie within rounding of it."""
+    differing: int
+    allowed: int
+    """None in float32; else as often as transformers' own choices in the run's dtype differ, and a fifth more."""
+    largest_gap: float | None
+    """By how much a chosen token lies below the best, in standard deviations of its row of logits."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run beside transformers."""
+
+    checks: list[Check]
+    tokens: Tokens
+    text: Text
+    reference: str
+    """How it was computed."""
+    notes: list[str] = field(default_factory=list)
+    """What the comparison did not reach."""
+
+    @property
+    def problem(self) -> str | None:
+        """What is not transformers', in one sentence."""
+        for check in self.checks:
+            if not check.passes:
+                own = "" if check.transformers is None else f"; transformers itself errs by {check.transformers:.2e}"
+                sizes = f"error {_shown(check.error)}, at most {_shown(check.limit)}{own}"
+                return f"{check.what}: the logits are not those of transformers ({sizes})"
+        if self.tokens.differing > self.tokens.allowed:
+            count = f"{self.tokens.differing} of {self.tokens.compared}"
+            return f"{count} tokens generated with the cache are not what transformers chooses"
+        if self.text.verdict == "different":
+            return f"the text is not transformers': {self.text.reason}"
+        return None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything but the text, for JSON."""
+        values = asdict(self)
+        del values["text"]
+        return {"agrees": self.problem is None, **values}
+
+
+def passages(
+    kind: Kind, prompt: Sequence[int], output: Sequence[int], rope: LengthDependentRope | None
+) -> list[Passage]:
+    """Return what transformers is to read to check an output; two passages where the rotary table changes inside."""
+    whole, start = [*prompt, *output], len(prompt)
+    if rope is None or not start <= rope.switch_length < len(whole) - 1:
+        return [Passage(kind, whole[:-1] if output else whole, tuple(output))]
+    switch = rope.switch_length
+    after = Passage(kind, whole[:-1], tuple(whole[switch + 1 :]))
+    return [Passage(kind, whole[:switch], tuple(whole[start : switch + 1])), after]
+
+
+def compare(observed: Observed, reference: Reference, dtype: torch.dtype, notes: list[str]) -> Comparison:
+    """Compare what a run computed with transformers' logits of the same rows; `notes` say what that leaves out."""
+    prefill = {kind: _select(observed, reference, kind) for kind in ("prompt", "long prompt", "text")}
+    prompts, ours, exact, own = prefill["prompt"]
+    found = [_check("prefill", dtype, prompts, ours, exact, own)]
+    found.append(_check("cached decode", dtype, prompts, observed.decoded, exact, own))
+    found += [_check(kind, dtype, *prefill[kind]) for kind in ("long prompt", "text") if prefill[kind][0]]
+    media, ours, exact, own = _select(observed, reference, "media")
+    if media:
+        exact, own = _log_softmax(exact), _log_softmax(own) if own else None
+        found.append(_check("with an image or a sound", dtype, media, ours, exact, own))
+    found += _known_prefix(observed, dtype)
+    tokens = _tokens(observed, reference, found[1].limit or 0.0)
+    return Comparison(found, tokens, _text(dtype, *prefill["text"]), reference.how, notes)
+
+
+def compare_with_itself(observed: Observed, dtype: torch.dtype, reason: str) -> Comparison:
+    """Compare cached decode with our own prefill, where transformers' logits cannot be had for a `reason`."""
+    prefill = Reference(observed.prefill, None, "none: with its own prefill")
+    prompts, ours, _, _ = _select(observed, prefill, "prompt")
+    sizes = sum(map(len, ours)), max(len(passage.ids) for passage in prompts)
+    found = Check("cached decode", *sizes, _number(_worst(observed.decoded, ours)), ITSELF_LIMIT[dtype])
+    tokens = _tokens(observed, prefill, ITSELF_LIMIT[dtype])
+    notes = [f"not compared with transformers: {reason}"]
+    return Comparison([found, *_known_prefix(observed, dtype)], tokens, Text("not judged", reason), prefill.how, notes)
+
+
+ITSELF_LIMIT = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+"""Of what is read in other parts than before: both round to the dtype, in different orders."""
+KNOWN_PREFIX = "known prefix"
+"""The check of a prompt that is asked again, which a cache that reuses prefixes reads from its pages."""
+
+
+def _known_prefix(observed: Observed, dtype: torch.dtype) -> list[Check]:
+    """Return the check of the long prompt asked again against the first time, whose tokens are compared as all are."""
+    if observed.again is None:
+        return []
+    first, second = observed.again
+    longest = max(len(passage.ids) for passage in observed.passages if passage.kind == "long prompt")
+    return [Check(KNOWN_PREFIX, len(first), longest, _number(rmse_ratio(second, first)), ITSELF_LIMIT[dtype])]
+
+
+_Selected = tuple[list[Passage], Logits, Logits, Logits | None]
+
+
+def _select(observed: Observed, reference: Reference, kind: str) -> _Selected:
+    """Return the passages of a kind, with our logits, the reference's and transformers' own in the run's dtype."""
+    chosen = [number for number, passage in enumerate(observed.passages) if passage.kind == kind]
+    ours, exact, own = observed.prefill, reference.exact, reference.own
+    return (
+        [observed.passages[number] for number in chosen],
+        [ours[number] for number in chosen],
+        [exact[number] for number in chosen],
+        [own[number] for number in chosen] if own else None,
+    )
+
+
+def _log_softmax(logits: Logits) -> Logits:
+    """Return log-probabilities, which is what an engine's outputs have."""
+    return [rows.log_softmax(dim=-1) for rows in logits]
+
+
+def _check(
+    what: str, dtype: torch.dtype, passages: list[Passage], ours: Logits, exact: Logits, own: Logits | None
+) -> Check:
+    sizes = sum(map(len, exact)), max(len(passage.ids) for passage in passages)
+    if own is None:
+        return Check(what, *sizes, _number(_worst(ours, exact)), FLOAT32_LIMIT)
+    theirs = rmse_ratio(torch.cat(own), torch.cat(exact))
+    limit = MARGIN * theirs + FLOOR * torch.finfo(dtype).eps
+    return Check(what, *sizes, _number(rmse_ratio(torch.cat(ours), torch.cat(exact))), _number(limit), _number(theirs))
+
+
+def _worst(ours: Logits, exact: Logits) -> float:
+    """Return the largest error over passages, NaN if any is (which Python's `max` hides behind a number)."""
+    errors = [rmse_ratio(*pair) for pair in zip(ours, exact, strict=True)]
+    return float(torch.tensor(errors, dtype=torch.float64).max())
+
+
+def _tokens(observed: Observed, reference: Reference, limit: float) -> Tokens:
+    passages, codebooks = observed.passages, observed.codebooks
+    exact = _rows_of_choices(passages, reference.exact, codebooks)
+    tokens = torch.tensor([token for passage in passages for token in passage.chosen], dtype=torch.long)
+    chosen = codebooks.unpack(tokens).flatten()
+    gaps = _gaps(exact, chosen)
+    far = ~(gaps <= TIE * limit)
+    allowed = 0
+    if reference.own is not None:
+        own = _gaps(exact, _rows_of_choices(passages, reference.own, codebooks).argmax(dim=-1))
+        allowed = math.ceil(MARGIN * int((~(own <= TIE * limit)).sum()))
+    ties = int(((gaps > 0) & ~far).sum())
+    return Tokens(len(chosen), ties, int(far.sum()), allowed, _number(float(gaps.max())))
+
+
+def _rows_of_choices(passages: Sequence[Passage], logits: Logits, codebooks: Codebooks) -> torch.Tensor:
+    """Return the rows in which the chosen tokens were chosen, the last ones of each passage: one for each codebook."""
+    pairs = zip(passages, logits, strict=True)
+    rows = torch.cat([rows[len(rows) - len(passage.chosen) :] for passage, rows in pairs])
+    return codebooks.split(rows).flatten(0, 1)
+
+
+def _gaps(rows: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Return by how many deviations of its row each chosen token lies below the best."""
+    picked = rows.gather(-1, chosen[:, None])[:, 0]
+    return (rows.amax(dim=-1) - picked) / rows.std(dim=-1).clamp_min(torch.finfo(rows.dtype).tiny)
+
+
+def _text(dtype: torch.dtype, passages: list[Passage], ours: Logits, exact: Logits, own: Logits | None) -> Text:
+    if not passages:
+        return Text("not judged", "the checkpoint has no tokenizer, so there is no text")
+    ids = [passage.ids for passage in passages]
+    expected = mean_nll(exact, ids)
+    allowed = TEXT_LIMIT[dtype] + (MARGIN * abs(mean_nll(own, ids) - expected) if own else 0.0)
+    return judge(mean_nll(ours, ids), expected, allowed=allowed)
+
+
+TEXT_LIMIT = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 5e-3}
+"""Nats a token."""
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _shown(value: float | None) -> str:
+    return "not a number" if value is None else f"{value:.2e}"

@@ -1,0 +1,175 @@
+"""transformers' own logits on a checkpoint's weights: what a run is measured against."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from onboard.errors import OnboardError
+from onboard.gpu import system_memory
+from onboard.graph.context import TransformContext
+from onboard.graph.weight_load.safetensors_folder import Checkpoint
+from onboard.hf.hf_model import load_reference
+
+_MEMORY_SHARE = 0.8
+"""Of the free memory: the rest is for activations."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A sequence of tokens, the rows of its logits that are wanted, and what a processor made beside the tokens."""
+
+    ids: list[int]
+    rows: list[int]
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def whole(cls, ids: Sequence[int]) -> Asked:
+        """Ask for all rows."""
+        return cls(list(ids), list(range(len(ids))))
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Logits of transformers' model, [rows, vocabulary] float32 on the CPU for each sequence."""
+
+    exact: list[torch.Tensor]
+    """In float32, with the weights as the run's dtype rounds them."""
+    own: list[torch.Tensor] | None
+    """In the run's dtype; None when that is float32."""
+    how: str
+
+
+def reference_logits(context: TransformContext, asked: Sequence[Asked]) -> Reference:
+    """Run transformers' model of a run's checkpoint on each sequence by itself, without cache.
+
+    Raises:
+        OnboardError: transformers cannot load the checkpoint, or finds weights missing.
+    """
+    run, how = (_run, "whole") if fits(context) else (_run_layer_by_layer, "layer by layer")
+    own, dtypes = None, None
+    if context.dtype != torch.float32:
+        own, dtypes = run(context, asked, context.dtype, None)
+        release()
+    exact, _ = run(context, asked, torch.float32, dtypes)
+    release()
+    return Reference(exact, own, how)
+
+
+def why_no_reference(context: TransformContext) -> str:
+    """Return why transformers has no logits for a run; empty when it has."""
+    if context.runtime.skip_loading_weights:
+        return "the run's weights are random, not the checkpoint's"
+    if not type(context.factory.config).__module__.startswith("transformers."):
+        return "the model's own code is run in its sandbox alone, where its tests are"
+    return ""
+
+
+def fits(context: TransformContext) -> bool:
+    """Whether the checkpoint's weights fit in float32 into the memory that the device has free."""
+    sizes = Checkpoint(context.factory.checkpoint).names().values()
+    needed = 4 * sum(math.prod(meta.shape) for meta in sizes)
+    if context.device.type == "cuda":
+        return needed < _MEMORY_SHARE * torch.cuda.mem_get_info(context.device)[0]
+    return needed < _MEMORY_SHARE * system_memory().free
+
+
+Dtypes = dict[str, torch.dtype]
+"""Of a model's parameters, by name: some models keep a few in float32."""
+
+
+@torch.inference_mode()
+def _run(
+    context: TransformContext, asked: Sequence[Asked], dtype: torch.dtype, rounded: Dtypes | None
+) -> tuple[list[torch.Tensor], Dtypes]:
+    """Return the logits of the model in a dtype, with its weights `rounded` before, and the weights' dtypes."""
+    model = _load(context, dtype)
+    if rounded is not None:
+        for name, parameter in model.named_parameters():
+            parameter.data = parameter.data.to(rounded[name]).to(parameter.dtype)
+    return _logits(model, asked), {name: parameter.dtype for name, parameter in model.named_parameters()}
+
+
+@torch.inference_mode()
+def _run_layer_by_layer(
+    context: TransformContext, asked: Sequence[Asked], dtype: torch.dtype, rounded: Dtypes | None
+) -> tuple[list[torch.Tensor], Dtypes]:
+    """Do what `_run` does, with the weights of one layer at a time."""
+    from onboard.verify.layerwise import LayerByLayer
+
+    def rounding(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if rounded is None else tensor.to(rounded[name]).to(tensor.dtype)
+
+    factory = copy.copy(context.factory)
+    factory.dtype = dtype
+    model = factory.composite()
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters(remove_duplicate=False)}
+    parts = LayerByLayer(model, Checkpoint(factory.checkpoint), context.device, rounding)
+    with _exact_products():
+        return parts.run([partial(_rows, asked=each, device=context.device) for each in asked]), dtypes
+
+
+def release() -> None:
+    """Give back the memory of models that nothing refers to: transformers' hold reference cycles."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _load(context: TransformContext, dtype: torch.dtype) -> Any:
+    config, folder = copy.deepcopy(context.factory.config), context.factory.checkpoint
+    try:
+        model, report = load_reference(
+            config,
+            folder,
+            dtype=dtype,
+            attn_implementation="eager",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise OnboardError(f"transformers cannot load {folder}: {reason}", hint="Fetch the checkpoint again") from error
+    if missing := sorted(report["missing_keys"]):
+        raise OnboardError(f"transformers finds no {missing[0]} in {folder}", hint="Fetch the checkpoint again")
+    return model.to(context.device).eval()
+
+
+def _logits(model: nn.Module, asked: Sequence[Asked]) -> list[torch.Tensor]:
+    with _exact_products():
+        return [_rows(model, each, next(model.parameters()).device) for each in asked]
+
+
+def _rows(model: Any, asked: Asked, device: torch.device) -> torch.Tensor:
+    ids = torch.tensor([asked.ids], device=device)
+    inputs = {
+        name: value.to(device, model.dtype if value.is_floating_point() else None)
+        for name, value in asked.inputs.items()
+    }
+    logits: torch.Tensor = model(input_ids=ids, use_cache=False, **inputs).logits
+    return logits[0, asked.rows].float().cpu()
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """Compute products of float32 in float32, which convolutions on a GPU otherwise do not."""
+    settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [each.allow_tf32 for each in settings]
+    try:
+        for each in settings:
+            each.allow_tf32 = False
+        yield
+    finally:
+        for each, value in zip(settings, before, strict=True):
+            each.allow_tf32 = value

@@ -1,0 +1,1 @@
+"""What the phases ask of a checkpoint: its size, weights, vocabulary and family."""

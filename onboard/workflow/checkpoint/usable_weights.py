@@ -1,0 +1,68 @@
+"""Whether the weights of a checkpoint can be used: those of its config's model, readable, and finite numbers all."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onboard.errors import OnboardError
+from onboard.hub import HubSource, ModelSource, has_weights
+
+if TYPE_CHECKING:
+    from onboard.graph.weight_load.safetensors_folder import TensorMeta
+
+
+def stored_tensors(source: ModelSource) -> dict[str, TensorMeta]:
+    """Return what the headers say, of the files that are here or else of the Hub's; empty when neither is at hand."""
+    from onboard.graph.weight_load.safetensors_folder import Checkpoint
+
+    if has_weights(source.files()):
+        return Checkpoint(source.weights()).names()
+    return _of_the_hub(source) if isinstance(source, HubSource) else {}
+
+
+def _of_the_hub(source: HubSource) -> dict[str, TensorMeta]:
+    from onboard.graph.weight_load.safetensors_folder import TensorMeta, stored_dtype
+
+    try:
+        stored = {name: (shape, stored_dtype(dtype)) for name, (dtype, shape) in source.tensors.items()}
+    except ValueError as error:
+        raise OnboardError(f"the weights of {source.model} cannot be read: {error}") from error
+    return {
+        name: TensorMeta(shape, dtype, math.prod(shape) * dtype.itemsize) for name, (shape, dtype) in stored.items()
+    }
+
+
+def check_fit(model: Any, tensors: dict[str, TensorMeta]) -> list[str]:
+    """Compare a checkpoint with transformers' `model`, on the meta device, which is of no use afterwards.
+
+    Returns:
+        Facts: what of the checkpoint is left out, and why.
+
+    Raises:
+        OnboardError: tensors are missing, of another shape, no weights, or unknown to the model.
+    """
+    from onboard.graph.weight_load.rehearsed_load import rehearse_load
+
+    rehearsal = rehearse_load(model, tensors)
+    if misfits := rehearsal.misfits:
+        more = f" (and {len(misfits) - 1} more like it)" if len(misfits) > 1 else ""
+        raise OnboardError(
+            f"the checkpoint does not fit its config.json: {misfits[0]}{more}",
+            hint="Fetch the checkpoint again; weights and config.json have to be of one model",
+        )
+    return rehearsal.facts
+
+
+def check_weights(folder: Path) -> None:
+    """Read every tensor once; raise `OnboardError` for a damaged file, a missing shard, a NaN or an infinity."""
+    from onboard.graph.weight_load.safetensors_folder import Checkpoint, find_non_finite
+
+    checkpoint = Checkpoint(folder)
+    checkpoint.validate()
+    for name in checkpoint.names():
+        if found := find_non_finite(checkpoint.read(name)):
+            raise OnboardError(
+                f"the weight {name} of {folder} holds {found}", hint="Fetch or save the checkpoint again"
+            )

@@ -1,0 +1,1 @@
+"""How phases start other programs, and watch them."""

@@ -1,0 +1,1 @@
+"""A registered model's run in a process of its own: it generates, compares, and reports as JSON."""

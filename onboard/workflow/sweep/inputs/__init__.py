@@ -1,0 +1,1 @@
+"""What a sweep goes over: targets, tiny checkpoints of two kinds, prompts."""
