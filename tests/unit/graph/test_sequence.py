@@ -216,6 +216,23 @@ def test_a_batch_that_decodes_on_is_described_like_any_other() -> None:
         _go_on(info, slots)
 
 
+def test_after_a_step_of_several_tokens_all_of_the_next_one_is_written() -> None:
+    """Even where the very same sequences go on, each by one token."""
+    found = []
+    for lengths in (np.array([3, 1]), None):
+        info, slots = _make_info(), np.array([1, 2])
+        info.rows.num_cached[slots] = 4, 6
+        info.rows.tokens[:3, :20] = np.arange(60).reshape(3, 20)
+        for table in info.rows.tables:
+            table[slots, :3] = [[1, 2, 3], [4, 5, 6]]
+        if lengths is not None:
+            info.set_rows(slots, lengths)
+        info.rows.num_cached[slots] = 7, 7
+        info.set_rows(slots)
+        found.append({name: tensor.tolist() for name, tensor in info.args.items()})
+    assert found[0] == found[1]
+
+
 def test_a_full_batch_has_room_for_the_padding_row_of_a_rotary_table() -> None:
     info = _make_info()
     _set(info, [(0, 8, [2 * index + 1, 2 * index + 2]) for index in range(4)], rope_length=15)

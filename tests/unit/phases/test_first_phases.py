@@ -19,7 +19,7 @@ from onboard.cli.progress import PlainObserver
 from onboard.codegen import model_file
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.hub import LocalSource
-from onboard.workflow.checkpoint.checkpoint_size import parameter_count as size
+from onboard.workflow.checkpoint import parameter_count as size
 from onboard.workflow.checkpoint.vocabulary import check_vocabulary
 from onboard.workflow.outcome import PhaseOutcome
 from onboard.workflow.phase import RunContext, RunOptions

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from onboard.runtime.multimodal.prompt_inputs import PromptInputs
 from onboard.runtime.rope import LengthDependentRope
-from onboard.runtime.scheduling.request import Chunk, Request
+from onboard.runtime.scheduling.request import Chunk, Request, Step
 from tests.unit.runtime.simulated_cache import PAGE, Simulation, alone, make_request
 
 
@@ -297,3 +301,27 @@ def test_the_state_behind_a_prompt_of_whole_pages_is_kept() -> None:
     for request in (make_request(prompt, 1), longer):
         simulation.run([request])
     assert longer.num_reused == 2 * PAGE
+
+
+def test_positions_of_a_step_follow_what_came_with_the_prompts() -> None:
+    """An image whose three tokens have two places: what comes after it is one place nearer, from its first step on."""
+    image = PromptInputs(embeds=torch.zeros(4, 2), place=np.array([0, 1, 1, 2]), after=-1)
+    rows: Any = SimpleNamespace(num_cached=np.array([0, 4, 5, 2]))  # by slot
+    requests = []
+    for slot, given in ((1, image), (2, None), (3, image)):
+        requests.append(make_request(9))
+        requests[-1].slot, requests[-1].rows, requests[-1].given = slot, rows, given
+    after, text, inside = requests
+    later, now = Step(), Step()
+    for request in (after, text):
+        later.add(request, 1, 2)
+        now.add(request, 1, 2)
+    now.add(inside, 3, 4)
+    assert (later.has_given(), now.has_given()) == (False, True)
+    assert list(later.position_ids()) == [3, 5]
+    assert later.position_ids(shifted=True) is None, "whoever adds the shifts reads the tokens' places"
+    assert list(now.position_ids()) == [3, 5, 1, 2, 3]
+    assert list(now.position_ids(shifted=True)) == [4, 5, 2, 3, 4]
+    plain = Step()
+    plain.add(text, 1, 2)
+    assert plain.position_ids() is None
