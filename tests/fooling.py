@@ -21,11 +21,11 @@ from transformers import LlamaConfig
 from onboard import LLM, SamplingParams
 from onboard.analysis.analyze import analyze
 from onboard.analysis.behaviour.cache_probe import DIFFERS
-from onboard.analysis.recognise.recorder import rmse_ratio
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
 from onboard.testing import all_logprobs, hf_causal_lm, ragged_prompts
 from onboard.verify.blocks import prove
+from onboard.verify.error import rmse_ratio
 
 ARCHITECTURE = "LlamaForCausalLM"
 VOCABULARY = 307

@@ -29,7 +29,7 @@ from onboard.analysis.recognise.compressors import check_keys_beside, probe_comp
 from onboard.analysis.recognise.experts import probe_experts
 from onboard.analysis.recognise.mask_makers import mask_makers
 from onboard.analysis.recognise.position_biases import position_bias
-from onboard.analysis.recognise.recorder import ModuleCall, Recording, record, rmse_ratio
+from onboard.analysis.recognise.recorder import ModuleCall, Recording, record
 from onboard.analysis.recognise.scan_modules import probe_scan_module
 from onboard.analysis.repository_source import survey_code
 from onboard.analysis.source import location, module_source, sources_hash, sources_of
@@ -51,11 +51,11 @@ from onboard.hf.codebooks import codebooks_of, places_of
 from onboard.hf.expert_weights import separate_experts
 from onboard.hf.hf_model import build_reference, missing_towers
 from onboard.ops.indexer import tie_note
+from onboard.verify.error import rmse_ratio
+from onboard.verify.limits import SAME
 
 _COUNTED = Trait(value="counted", evidence="probe: position_ids do not change the logits")
 _FROM_ZERO = Trait(value="from zero", evidence="probe: at other positions a token changes logits before it")
-SAME = 1e-5
-"""Largest rmse ratio of logits with canonical attention to logits with the model's own."""
 
 
 def analyze(

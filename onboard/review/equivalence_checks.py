@@ -10,11 +10,9 @@ from typing import Any
 from onboard.review.checklist import Subject, contract
 from onboard.review.dataflow import Dataflow
 from onboard.review.python_source import Function, Outcome, dotted, forbid, require
+from onboard.verify.limits import ON_GPU, ON_GPU_ELSE, SAME
 
 _MOST = {"hidden_size": 256, "vocab_size": 2000, "num_hidden_layers": 10}
-_MOST_ERROR_ON_CPU = 1e-5
-_MOST_ERROR_ON_GPU = {"attention": 0.10}
-_MOST_ERROR_ON_GPU_ELSE = 0.05
 _TESTED_KINDS = ("rotary", "rmsnorm", "layernorm", "mlp", "attention")
 
 
@@ -169,14 +167,12 @@ def _no_skips(subject: Subject) -> Outcome:
 def _limits(subject: Subject) -> Outcome:
     node, cpu = _constant(subject, "CPU_FLOAT32")
     gpu_node, gpu = _constant(subject, "GPU_BFLOAT16")
-    strict = isinstance(cpu, float) and cpu <= _MOST_ERROR_ON_CPU
-    bounded = isinstance(gpu, dict) and all(
-        limit <= _MOST_ERROR_ON_GPU.get(kind, _MOST_ERROR_ON_GPU_ELSE) for kind, limit in gpu.items()
-    )
+    strict = isinstance(cpu, float) and cpu <= SAME
+    bounded = isinstance(gpu, dict) and all(limit <= ON_GPU.get(kind, ON_GPU_ELSE) for kind, limit in gpu.items())
     if loose := [*_second_limits(subject), *_free_limits(subject)]:
         return forbid(subject.test, loose)
     found = [node, gpu_node] if node and gpu_node and strict and bounded else []
-    return require(subject.test, found, f"a limit is missing, or above {_MOST_ERROR_ON_CPU:.0e} in float32 on the CPU")
+    return require(subject.test, found, f"a limit is missing, or above {SAME:.0e} in float32 on the CPU")
 
 
 def _second_limits(subject: Subject) -> list[ast.AST]:

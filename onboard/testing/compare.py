@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from onboard.verify.error import rmse_ratio, wide
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -18,15 +20,6 @@ class Measurement:
 
 MEASUREMENTS: list[Measurement] = []
 """Comparisons since the plugin (`onboard.testing.plugin`) last looked, in order."""
-
-
-def rmse_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return rmse(actual - expected) / rmse(expected), in float64; NaN where either has one or `expected` is 0.
-
-    A few outliers do not decide it, and it has no unit, so that one limit serves tensors of any scale.
-    """
-    actual, expected = _real(actual), _real(expected)
-    return ((actual - expected).square().mean().sqrt() / expected.square().mean().sqrt()).item()
 
 
 def assert_rmse_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float, label: str) -> None:
@@ -44,13 +37,7 @@ def assert_rmse_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: f
 
 def _worst(actual: torch.Tensor, expected: torch.Tensor) -> str:
     """Name the element that differs most (a NaN counts as most), with both values."""
-    actual, expected = _real(actual).cpu(), _real(expected).cpu()
+    actual, expected = wide(actual).cpu(), wide(expected).cpu()
     flat = int((actual - expected).abs().nan_to_num(nan=float("inf")).argmax())
     index = [int(i) for i in torch.unravel_index(torch.tensor(flat), expected.shape)]
     return f"at {index} it gives {actual.flatten()[flat]:.8g}, expected {expected.flatten()[flat]:.8g}"
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in float64; a complex one as pairs of real and imaginary part."""
-    tensor = tensor.detach()
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()

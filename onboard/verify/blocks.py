@@ -25,7 +25,7 @@ from onboard import modeling
 from onboard.analysis.behaviour.thresholds import build_roomy, crossing_prompts, exact_prompts, positions
 from onboard.analysis.counterparts import counterparts, is_choice, without_later
 from onboard.analysis.multimodal import is_under
-from onboard.analysis.recognise.recorder import ModuleCall, first_tensor, modules_recorded, rmse_ratio
+from onboard.analysis.recognise.recorder import ModuleCall, first_tensor, modules_recorded
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny.tiny_model import (
     from_zero,
@@ -42,10 +42,9 @@ from onboard.graph.export.guards import broken_guards
 from onboard.hf.expert_weights import separate_experts
 from onboard.ops.rope import complex_freqs
 from onboard.ops.sparse import chosen_keys
-from onboard.verify.closeness import worst
+from onboard.verify.error import rmse_ratio, worst
+from onboard.verify.limits import SAME
 
-TOLERANCE = 1e-5
-"""Largest rmse(actual - expected) / rmse(expected), float32."""
 _REMEMBERS = -1.5
 _TRIED = 2048
 """The most tokens with which another path of the code is tried."""
@@ -267,7 +266,7 @@ def _compare(path: str, class_name: str, output: Any, expected: Any) -> tuple[An
         raise OnboardError(f"{path} ({class_name}) gives shape {list(output.shape)}, not {list(target.shape)}")
     # Whether other ids that are hidden here made a difference, the logits tell, where nothing is replaced.
     error = rmse_ratio(without_later(output), without_later(target))
-    if not error <= TOLERANCE:
+    if not error <= SAME:
         raise OnboardError(_difference(path, class_name, output, target, error))
     return target, error
 

@@ -1,9 +1,9 @@
 """A run beside transformers on the same weights: every logit within a limit, every token its choice.
 
-In float32 an error is the worst sequence's rmse(logits - reference) / rmse(reference), and the limit `FLOAT32_LIMIT`.
+In float32 an error is the worst sequence's rmse(logits - reference) / rmse(reference), and the limit `SAME`.
 In half precision the reference is transformers in float32 on the rounded weights. Both models err there by rounding,
 whose size no bound tells beforehand: ours may err a fifth more than transformers itself does in the run's dtype, over
-all passages of a kind together, and by `FLOOR` of the dtype's spacing besides, less than what rounding the logits does.
+all passages of a kind together, and by `FLOOR_IN_EPS` of the dtype's spacing besides.
 """
 
 from __future__ import annotations
@@ -17,15 +17,10 @@ import torch
 
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 from onboard.runtime.rope import LengthDependentRope
+from onboard.verify.error import rmse_ratio
 from onboard.verify.held_out import Text, judge, mean_nll
 from onboard.verify.hf_logits import Asked, Reference
-from onboard.verify.ways import rmse_ratio
-
-FLOAT32_LIMIT = 1e-5
-MARGIN = 1.2
-FLOOR = 0.03
-TIE = 10.0
-"""A chosen token may lie so many limits below the best, in deviations of its row: each of two logits errs by five."""
+from onboard.verify.limits import FLOOR_IN_EPS, MARGIN, READ_OTHERWISE, SAME, TEXT, TIE
 
 Kind = Literal["prompt", "long prompt", "text", "media"]
 Logits = list[torch.Tensor]
@@ -176,14 +171,12 @@ def compare_with_itself(observed: Observed, dtype: torch.dtype, reason: str) -> 
     prefill = Reference(observed.prefill, None, "none: with its own prefill")
     prompts, ours, _, _ = _select(observed, prefill, "prompt")
     sizes = sum(map(len, ours)), max(len(passage.ids) for passage in prompts)
-    found = Check("cached decode", *sizes, _number(_worst(observed.decoded, ours)), ITSELF_LIMIT[dtype])
-    tokens = _tokens(observed, prefill, ITSELF_LIMIT[dtype])
+    found = Check("cached decode", *sizes, _number(_worst(observed.decoded, ours)), READ_OTHERWISE[dtype])
+    tokens = _tokens(observed, prefill, READ_OTHERWISE[dtype])
     notes = [f"not compared with transformers: {reason}"]
     return Comparison([found, *_known_prefix(observed, dtype)], tokens, Text("not judged", reason), prefill.how, notes)
 
 
-ITSELF_LIMIT = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-"""Of what is read in other parts than before: both round to the dtype, in different orders."""
 KNOWN_PREFIX = "known prefix"
 """The check of a prompt that is asked again, which a cache that reuses prefixes reads from its pages."""
 
@@ -194,7 +187,7 @@ def _known_prefix(observed: Observed, dtype: torch.dtype) -> list[Check]:
         return []
     first, second = observed.again
     longest = max(len(passage.ids) for passage in observed.passages if passage.kind == "long prompt")
-    return [Check(KNOWN_PREFIX, len(first), longest, _number(rmse_ratio(second, first)), ITSELF_LIMIT[dtype])]
+    return [Check(KNOWN_PREFIX, len(first), longest, _number(rmse_ratio(second, first)), READ_OTHERWISE[dtype])]
 
 
 _Selected = tuple[list[Passage], Logits, Logits, Logits | None]
@@ -222,9 +215,9 @@ def _check(
 ) -> Check:
     sizes = sum(map(len, exact)), max(len(passage.ids) for passage in passages)
     if own is None:
-        return Check(what, *sizes, _number(_worst(ours, exact)), FLOAT32_LIMIT)
+        return Check(what, *sizes, _number(_worst(ours, exact)), SAME)
     theirs = rmse_ratio(torch.cat(own), torch.cat(exact))
-    limit = MARGIN * theirs + FLOOR * torch.finfo(dtype).eps
+    limit = MARGIN * theirs + FLOOR_IN_EPS * torch.finfo(dtype).eps
     return Check(what, *sizes, _number(rmse_ratio(torch.cat(ours), torch.cat(exact))), _number(limit), _number(theirs))
 
 
@@ -267,12 +260,8 @@ def _text(dtype: torch.dtype, passages: list[Passage], ours: Logits, exact: Logi
         return Text("not judged", "the checkpoint has no tokenizer, so there is no text")
     ids = [passage.ids for passage in passages]
     expected = mean_nll(exact, ids)
-    allowed = TEXT_LIMIT[dtype] + (MARGIN * abs(mean_nll(own, ids) - expected) if own else 0.0)
+    allowed = TEXT[dtype] + (MARGIN * abs(mean_nll(own, ids) - expected) if own else 0.0)
     return judge(mean_nll(ours, ids), expected, allowed=allowed)
-
-
-TEXT_LIMIT = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 5e-3}
-"""Nats a token."""
 
 
 def _number(value: float) -> float | None:

@@ -20,12 +20,11 @@ from onboard.graph.context import TransformContext
 from onboard.graph.pipeline import Observer
 from onboard.hf.text_tokens import text_tokens
 from onboard.runtime.rope import length_dependent_rope
-from onboard.verify.closeness import worst
-from onboard.verify.ways import interface_for, plans, rmse_ratio, run_plain, run_plan
+from onboard.verify.error import rmse_ratio, worst
+from onboard.verify.limits import SELF_CHECK
+from onboard.verify.ways import interface_for, plans, run_plain, run_plan
 
 _LENGTHS = (9, 14, 5)
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.1}
-"""Far above what another order of the same sums does, far below what a token of another sequence does."""
 
 
 class SelfCheck:
@@ -65,7 +64,7 @@ class SelfCheck:
         with self._reported("the model does not run with caches"):
             found = run_plan(gm, cache, self.prompts, plans(self.prompts, rope)["batched decode"], rope)
         error = worst(rmse_ratio(ours, theirs) for ours, theirs in zip(found, self.expected, strict=True))
-        if not error <= _TOLERANCE[self.context.dtype]:
+        if not error <= SELF_CHECK[self.context.dtype]:
             raise OnboardError(
                 f"mode {self.context.factory.mode}: with caches the logits are others (error {error:.1e})",
                 hint="The model carries more than keys and values from token to token, or counts positions itself",

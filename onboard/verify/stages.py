@@ -22,13 +22,10 @@ from onboard.hf.text_tokens import text_tokens
 from onboard.runtime.build import make_context
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.runtime.rope import LengthDependentRope, length_dependent_rope
+from onboard.verify.error import rmse_ratio
 from onboard.verify.hf_logits import Asked, reference_logits
-from onboard.verify.ways import DECODE, Prompt, interface_for, plans, rmse_ratio, run_plain, run_plan
-
-FLOAT32_TOLERANCE = 1e-5
-HALF_MARGIN = 2.0
-"""In half precision the graph may err this many times as much as transformers does in the same precision."""
-HALF_FLOOR = 1e-3
+from onboard.verify.limits import FLOOR_OF_STAGES, MARGIN_OF_STAGES, SAME
+from onboard.verify.ways import DECODE, Prompt, interface_for, plans, run_plain, run_plan
 
 _LENGTHS = (11, 17, 33, 48)
 _MAX_WINDOW = 1024  # longest sliding window that the longest prompt is made to exceed
@@ -206,4 +203,4 @@ def _roomy(runtime: RuntimeConfig, prompts: Sequence[Prompt]) -> RuntimeConfig:
 
 
 def _tolerance(dtype: torch.dtype, reference_error: float) -> float:
-    return FLOAT32_TOLERANCE if dtype == torch.float32 else HALF_MARGIN * reference_error + HALF_FLOOR
+    return SAME if dtype == torch.float32 else MARGIN_OF_STAGES * reference_error + FLOOR_OF_STAGES

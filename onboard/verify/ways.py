@@ -166,9 +166,3 @@ def interface_for(cache: CachedSequenceInterface, prompts: Sequence[Prompt]) -> 
         scratch.add_cache(name, resource)
     scratch.allocate(1 + sum(-(-length // info.page_size) for length in lengths))
     return scratch
-
-
-def rmse_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return rmse(actual - expected) / rmse(expected), in float64."""
-    actual, expected = actual.double(), expected.double()
-    return float((actual - expected).square().mean().sqrt() / expected.square().mean().sqrt())

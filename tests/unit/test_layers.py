@@ -25,7 +25,7 @@ FLOORS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("graph",),),
     (("cache",),),
     (("ops",), ("hf",)),
-    (("verify.closeness",),),
+    (("verify.error", "verify.limits"),),
 )
 Room = tuple[int, tuple[str, ...]]
 ROOMS: dict[str, Room] = {
@@ -92,7 +92,7 @@ def is_upward(importer: Room | None, imported: Room | None) -> bool:
         ("onboard.graph.fx", "onboard.runtime.engine", True),
         ("onboard.ops.norm", "onboard.graph.fx", True),
         ("onboard.analysis.spec", "onboard.codegen.format", True),
-        ("onboard.analysis.spec", "onboard.verify.closeness.within", False),
+        ("onboard.analysis.spec", "onboard.verify.error.rmse_ratio", False),
         ("onboard.analysis.spec", "onboard.verify.blocks", True),
         ("onboard.runtime.build", "onboard.verify.self_check", False),
         ("onboard.codegen.format", "onboard.analysis.spec", False),

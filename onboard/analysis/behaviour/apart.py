@@ -7,13 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from onboard.analysis.recognise.recorder import rmse_ratio
 from onboard.analysis.tiny.tiny_model import from_zero, prompt, vocabulary
 from onboard.errors import NotCausalError, OnboardError
 from onboard.hf.codebooks import codebooks_of
+from onboard.verify.error import rmse_ratio
+from onboard.verify.limits import SAME
 
-SAME = 1e-5
-"""Largest rmse ratio of logits that are to be the same."""
 _OTHER = 7
 """How far another token lies from the one whose place it takes."""
 

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from onboard.analysis.behaviour.thresholds import crossing_prompts
-from onboard.analysis.recognise.recorder import rmse_ratio
 from onboard.analysis.recognise.watch import lines_run
 from onboard.analysis.tiny.tiny_model import one_line, prompts
 from onboard.errors import OnboardError
+from onboard.verify.error import rmse_ratio
+from onboard.verify.limits import SAME
 
-SAME = 1e-5
 DIFFERS = "transformers' cached decode differs from its prefill"
 _DECODED = 3
 _SHOWN = 3

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from onboard.analysis.recognise.recorder import rmse_ratio
 from onboard.analysis.spec import Trait
 from onboard.analysis.tiny.tiny_model import VOCABULARY, prompts
-from onboard.verify.closeness import worst
+from onboard.verify.error import rmse_ratio, worst
+from onboard.verify.limits import SAME
 
 _FEW = 3
-_SAME = 1e-5
 
 
 def repeated_tokens(tiny: nn.Module) -> Trait | None:
@@ -26,7 +25,7 @@ def repeated_tokens(tiny: nn.Module) -> Trait | None:
     distinct = torch.stack([torch.randperm(VOCABULARY, generator=generator)[: ids.shape[1]] for _ in ids])
     repeated = torch.randint(_FEW, ids.shape, generator=generator) + 16  # none of the special tokens
     error = _dependence(tiny, {**inputs, "input_ids": repeated})
-    if error <= _SAME or not _dependence(tiny, {**inputs, "input_ids": distinct}) <= _SAME:
+    if error <= SAME or not _dependence(tiny, {**inputs, "input_ids": distinct}) <= SAME:
         return None
     said = (
         f"probe: later tokens change the logits of repeated ones (rmse ratio {error:.1e}), not those of distinct ones"

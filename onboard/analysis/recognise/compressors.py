@@ -16,14 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from onboard.analysis.recognise.probe import Finding, probe_norm
-from onboard.analysis.recognise.recorder import ModuleCall, Recording, rmse_ratio
+from onboard.analysis.recognise.recorder import ModuleCall, Recording
 from onboard.analysis.recognise.scan_modules import bound_arguments
 from onboard.analysis.spec import Block
 from onboard.errors import OnboardError
 from onboard.ops.sparse import chosen_keys
+from onboard.verify.error import rmse_ratio
+from onboard.verify.limits import SAME
 
 COMPRESSOR, INDEXER = "compressor", "pooled_indexer"
-_SAME = 1e-5
 _Calls = Mapping[str, list[ModuleCall]]
 
 
@@ -128,7 +129,7 @@ def _fits(module: nn.Module, parts: dict[str, Any], call: ModuleCall, chosen: Te
     entries, mask = call.output
     hidden, positions = given[parts["x"]], given[parts["positions"]]
     ours = pooled(module, parts, hidden, positions)[:, _size(module, parts) - 1 :: _size(module, parts)]
-    if ours.shape != entries[:, 0].shape or not rmse_ratio(ours, entries[:, 0]) < _SAME:
+    if ours.shape != entries[:, 0].shape or not rmse_ratio(ours, entries[:, 0]) < SAME:
         return bool(entries.numel() == 0 and ours.numel() == 0)
     if mask is None:
         return bool(hidden.shape[1] == 1)

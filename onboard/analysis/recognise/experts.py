@@ -18,10 +18,11 @@ from transformers.activations import ACT2FN
 
 from onboard.analysis.recognise.expert_layouts import Layout, layouts
 from onboard.analysis.recognise.probe import Finding
-from onboard.analysis.recognise.recorder import ModuleCall, rmse_ratio
+from onboard.analysis.recognise.recorder import ModuleCall
 from onboard.ops.activation import ACTIVATIONS
+from onboard.verify.error import rmse_ratio
+from onboard.verify.limits import SAME_MIXTURE
 
-TOLERANCE = 2e-6
 """Sums over experts are added up in another order."""
 _COARSE = {"limit": 0.61, "alpha": 1.37, "gate_cap": 0.83, "up_cap": 0.71}
 """Constants that matter: with them a candidate that leaves one out is found out."""
@@ -143,7 +144,7 @@ def _fit(module: nn.Module, inputs: _Inputs, layout: Layout, constants: dict[str
         fixed = (gated, name, *layout.biases, values["limit"], values["alpha"], constants["up_offset"], *caps)
         actual = torch.ops.onboard.torch_moe(*inputs.values.values(), *layout.weights, *fixed)
         error = rmse_ratio(actual, expected)
-        if error < TOLERANCE:
+        if error < SAME_MIXTURE:
             kind = "gated" if gated else "plain"
             evidence = f"probe: torch_moe, {kind}, with {name} fits with rmse ratio {error:.1e}"
             own = {
@@ -178,7 +179,7 @@ def _with_identities(
     kept = (weights * (indices >= experts)).sum(dim=-1, keepdim=True) * x
     error = rmse_ratio(torch.ops.onboard.torch_moe(x, indices, weights, *layout.weights, *fixed) + kept, expected)
     counts = [key for key, value in vars(module).items() if type(value) is int and value == experts]
-    if error < TOLERANCE and len(counts) == 1:  # the length of a list will not do: exports may have fewer experts
+    if error < SAME_MIXTURE and len(counts) == 1:  # the length of a list will not do: exports may have fewer experts
         evidence = [*found.evidence, f"probe: further ids return their input, rmse ratio {error:.1e}"]
         return Finding("experts", {**facts, "identity": True, "experts": counts[0]}, evidence)
     chosen = [item for item in (*call.args, *call.kwargs.values()) if isinstance(item, torch.Tensor)]

@@ -17,11 +17,9 @@ import torch
 from torch import nn
 
 from onboard.analysis.recognise.probe import Finding
-from onboard.analysis.recognise.recorder import HelperCall, rmse_ratio
-from onboard.verify.closeness import worst
-
-TOLERANCE = 1e-5
-"""Chunks of other lengths round differently."""
+from onboard.analysis.recognise.recorder import HelperCall
+from onboard.verify.error import rmse_ratio, worst
+from onboard.verify.limits import SAME
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def probe_scan(call: HelperCall) -> Finding | None:
         if not form.parameters <= call.arguments.keys() or not _is_plain(form, call.arguments):
             continue
         errors = [scan_error(form, call.function, {**call.arguments, **other}) for other in ({}, *form.settings)]
-        if all(error < TOLERANCE for error in errors):
+        if all(error < SAME for error in errors):
             return Finding("scan", {"op": op}, [f"probe: {op} fits with rmse ratio {worst(errors):.1e}"])
     return None
 
@@ -146,7 +144,7 @@ def probe_gated_norm(module: nn.Module) -> Finding | None:
                 errors = [
                     _gated_error(item, eps, group_size, before) for item in _variants(module, eps, group_size, before)
                 ]
-                if worst(errors) < TOLERANCE:
+                if worst(errors) < SAME:
                     parameters = {"eps": eps, "group_size": group_size, "norm_before_gate": before}
                     evidence = f"probe: torch_rmsnorm_gated fits with rmse ratio {worst(errors):.1e}"
                     return Finding("gated_rmsnorm", parameters, [evidence])
@@ -225,4 +223,4 @@ def _expands(method: Callable[..., Any], linear: Any, rope_dim: int) -> bool:
         return False
     expanded = expanded.view(2, 5, key.shape[1], -1).transpose(1, 2)
     expected = torch.cat([expanded[..., :nope], kpe.expand(-1, key.shape[1], -1, -1)], -1)
-    return rmse_ratio(key, expected) < TOLERANCE and rmse_ratio(value, expanded[..., nope:]) < TOLERANCE
+    return rmse_ratio(key, expected) < SAME and rmse_ratio(value, expanded[..., nope:]) < SAME

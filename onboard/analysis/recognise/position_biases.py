@@ -6,16 +6,14 @@ import torch
 
 from onboard.analysis.recognise.recorder import Recording
 from onboard.analysis.spec import Trait
-
-_SAME = 1e-5
-"""Largest deviation from a line, relative to the bias."""
+from onboard.verify.limits import SAME
 
 
 def position_bias(recording: Recording) -> dict[str, Trait]:
     """Return the trait of a model whose modules get a bias that is linear in the key's position, by head."""
     for path, calls in recording.modules.items():
         for name, value in calls[0].kwargs.items():
-            if isinstance(value, torch.Tensor) and (error := deviation(value)) is not None and error <= _SAME:
+            if isinstance(value, torch.Tensor) and (error := deviation(value)) is not None and error <= SAME:
                 where = f"{name} of {path} is linear in the key's position within {error:.0e}, in slopes of each head's"
                 return {"position_bias": Trait(value="alibi", evidence=f"probe: {where}")}
     return {}

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from onboard.analysis.recognise.recorder import FunctionCall, first_tensor, rmse_ratio
+from onboard.analysis.recognise.recorder import FunctionCall, first_tensor
 from onboard.ops.rope import complex_freqs
-from onboard.verify.closeness import worst
+from onboard.verify.error import rmse_ratio, worst
+from onboard.verify.limits import SAME_FORMULA
 
-TOLERANCE = 1e-6
 _COARSE_EPS = 0.37
 """An epsilon that matters: with it a candidate that forgets or misplaces epsilon is found out."""
 _WIDTH = 64
@@ -58,7 +58,7 @@ def _fit_norm(probe: nn.Module, eps: str, x: torch.Tensor) -> Finding | None:
         return None
     for kind, parameters, candidate in _norm_candidates(probe, eps):
         error = rmse_ratio(candidate(x), expected)
-        if error < TOLERANCE:
+        if error < SAME_FORMULA:
             return Finding(kind, {"eps": eps, **parameters}, [f"probe: {kind} fits with rmse ratio {error:.1e}"])
     return None
 
@@ -140,7 +140,7 @@ def _fit_mlp(module: nn.Module, names: list[str], act: Any, activation: str, x: 
     if not isinstance(expected, torch.Tensor) or out.shape != expected.shape:
         return None
     error = rmse_ratio(out, expected)
-    if not error <= TOLERANCE:
+    if not error <= SAME_FORMULA:
         return None
     evidence = f"probe: {kind} MLP ({', '.join(names)}) with {activation} fits with rmse ratio {error:.1e}"
     return Finding("mlp", {"mlp": kind, "activation": activation}, [evidence])
@@ -206,7 +206,7 @@ def probe_rope(call: FunctionCall) -> Finding | None:
         return None
     for op, rotated in _rope_candidates(q, k, cos, sin):
         error = worst(rmse_ratio(a, b) for a, b in zip(rotated, call.outputs, strict=True))
-        if error < TOLERANCE:
+        if error < SAME_FORMULA:
             return Finding("rope", {"op": op}, [f"probe: {op} fits with rmse ratio {error:.1e}"])
     return None
 
@@ -221,7 +221,7 @@ def _complex_rope(arguments: list[torch.Tensor], outputs: list[torch.Tensor]) ->
             continue
         rotated = getattr(torch.ops.onboard, op)(q, k, freqs, dim)
         error = worst(rmse_ratio(a, b) for a, b in zip(rotated, outputs, strict=True))
-        if error < TOLERANCE:
+        if error < SAME_FORMULA:
             return Finding("rope", {"op": op, "unsqueeze_dim": dim}, [f"probe: {op} fits with rmse ratio {error:.1e}"])
     return None
 

@@ -103,15 +103,6 @@ def modeling_modules(model: nn.Module) -> list[str]:
     return list(dict.fromkeys([type(model).__module__, *(name for name in own if ".modeling_" in name)]))
 
 
-def rmse_ratio(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return rmse(actual - expected) / rmse(expected), in float64 (complex values by magnitude)."""
-    actual, expected = actual.detach(), expected.detach()
-    wide = torch.complex128 if expected.is_complex() else torch.float64
-    difference = (actual.to(wide) - expected.to(wide)).abs().square().mean().sqrt()
-    norm = expected.to(wide).abs().square().mean().sqrt()
-    return float(difference / norm.clamp(min=torch.finfo(torch.float64).tiny))
-
-
 def first_tensor(value: Any) -> torch.Tensor | None:
     """Return the first tensor of a module's output."""
     if isinstance(value, torch.Tensor):

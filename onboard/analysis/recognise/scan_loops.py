@@ -14,13 +14,11 @@ from typing import Any
 
 import torch
 
-from onboard.analysis.recognise.recorder import Recording, rmse_ratio
+from onboard.analysis.recognise.recorder import Recording
 from onboard.analysis.recognise.watch import Loop, LoopCall
 from onboard.analysis.spec import Block
-from onboard.verify.closeness import worst
-
-TOLERANCE = 1e-5
-"""Chunks of other lengths round differently."""
+from onboard.verify.error import rmse_ratio, worst
+from onboard.verify.limits import SAME
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def match_loop(calls: list[LoopCall]) -> Match | None:
             for names in _arguments(form, first.before):
                 for match in _results(op, form, names, turned, first):
                     errors = [_error(match, form, call) for call in calls]
-                    if worst(errors) < TOLERANCE:
+                    if worst(errors) < SAME:
                         return Match(op, names, turned, match.result, match.joined, worst(errors))
     return None
 
@@ -106,7 +104,7 @@ def _results(op: str, form: LoopForm, names: tuple[str, ...], turned: bool, call
         joined = [None] if isinstance(value, torch.Tensor) else [2 if turned else 1] if value else []
         for dim in joined:
             match = Match(op, names, turned, key, dim, 0.0)
-            if _error(match, form, call) < TOLERANCE:
+            if _error(match, form, call) < SAME:
                 yield match
 
 

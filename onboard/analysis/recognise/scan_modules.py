@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from onboard.analysis.recognise.mixers import TOLERANCE, Form, scan_error
+from onboard.analysis.recognise.mixers import Form, scan_error
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import ModuleCall
-from onboard.verify.closeness import worst
+from onboard.verify.error import worst
+from onboard.verify.limits import SAME
 
 MODULE_FORMS = {
     "torch_mlstm": Form(
@@ -41,7 +42,7 @@ def probe_scan_module(module: nn.Module, calls: Sequence[ModuleCall]) -> Finding
                 for variant, number in variants
                 for item in bound
             ]
-            if worst(errors) < TOLERANCE:
+            if worst(errors) < SAME:
                 evidence = f"probe: {op} fits with rmse ratio {worst(errors):.1e}"
                 return Finding("scan_module", {"op": op, "eps": field}, [evidence])
     return None

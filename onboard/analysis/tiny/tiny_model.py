@@ -12,21 +12,20 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from onboard.analysis import repository
-from onboard.analysis.recognise.recorder import rmse_ratio
 from onboard.analysis.tiny.tiny_config import one_line, tiny_config
 from onboard.analysis.tiny.tiny_sizes import ORIGINAL_POSITIONS, VOCABULARY, WINDOW
 from onboard.errors import ConsentRequiredError, OnboardError
 from onboard.hf.architecture import causal_lm_class, decoder_config, language_model_types, text_config
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.hf_model import build_reference
+from onboard.verify.error import rmse_ratio
+from onboard.verify.limits import SAME
 
 __all__ = ["ORIGINAL_POSITIONS", "VOCABULARY", "WINDOW", "one_line", "tiny_config"]  # where others look for them
 _NO_JSON_FLOATS = ("Infinity", "-Infinity", "NaN")
 _NORM = 0.7
 _LAST = 8
 """Tokens: what becomes of one may show only once a block of them is whole."""
-_SAME = 1e-5
-"""Largest rmse ratio of logits that are to be the same."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -181,7 +180,7 @@ def sees_ahead(model: nn.Module, inputs: dict[str, torch.Tensor]) -> bool:
     later["input_ids"][:, -_LAST:] = (later["input_ids"][:, -_LAST:] + 7) % vocabulary(model)
     with torch.no_grad():
         one, other = (model(**item, use_cache=False).logits[:, :-_LAST] for item in (inputs, later))
-    return not rmse_ratio(one, other) <= _SAME
+    return not rmse_ratio(one, other) <= SAME
 
 
 def first_token_is_plain(model: nn.Module) -> bool:

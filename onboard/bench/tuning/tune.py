@@ -26,7 +26,8 @@ from onboard.errors import OnboardError, UsageError
 from onboard.graph.fx import graph_modules
 from onboard.runtime.build import build_engine, resolve_device
 from onboard.runtime.engine import Engine
-from onboard.verify.ways import plans, rmse_ratio, run_plan
+from onboard.verify.error import rmse_ratio
+from onboard.verify.ways import plans, run_plan
 
 LEAST_GAIN = 0.02
 """A choice that is not quicker by this share is not worth a line in a configuration."""

@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_map
 
 from onboard.errors import OnboardError
 from onboard.graph.export.hf_attention import AttentionCall, allowed_keys
+from onboard.verify.error import rmse_ratio
+from onboard.verify.limits import SAME
 
-TOLERANCE = 1e-5
 _EAGER_FUNCTION = "eager_attention_forward"
 _SEED = 20
 
@@ -56,7 +57,7 @@ def _problem(call: AttentionCall) -> str:
         error = compare(eager, call)
     except Exception as failure:  # a model's own code may raise anything outside of its forward pass
         return f"its {_EAGER_FUNCTION} cannot be run by itself ({type(failure).__name__}: {failure})"
-    return "" if error <= TOLERANCE else f"its {_EAGER_FUNCTION} computes something else (error {error:.1e})"
+    return "" if error <= SAME else f"its {_EAGER_FUNCTION} computes something else (error {error:.1e})"
 
 
 def compare(eager: Callable[..., Any], call: AttentionCall) -> float:
@@ -74,7 +75,7 @@ def compare(eager: Callable[..., Any], call: AttentionCall) -> float:
     actual, expected = actual.transpose(1, 2).double(), expected.double()
     if actual.shape != expected.shape:
         raise ValueError(f"it returns {list(expected.shape)}, not {list(actual.shape)}")
-    return float((actual - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+    return rmse_ratio(actual, expected)
 
 
 def _mask(call: AttentionCall, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

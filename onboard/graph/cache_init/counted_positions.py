@@ -16,10 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 from onboard.graph.export.hf_attention import attention_recorded, is_making_mask
 from onboard.graph.export.hf_export import canonical_attention
+from onboard.verify.limits import SAME
 
 _BATCH, _LENGTH = 2, 13
 _FAR = 1 << 20
-_SAME = 1e-5
 
 
 class _ShiftedRange(TorchFunctionMode):
@@ -60,4 +60,4 @@ def _moves(shifted: Callable[[], torch.Tensor], expected: torch.Tensor) -> bool:
         actual = shifted()
     except (IndexError, RuntimeError):
         return False  # a range that picks rows of a tensor: one that picked positions would show in short texts, too
-    return not bool((actual - expected).square().mean() <= _SAME**2 * expected.square().mean())
+    return not bool((actual - expected).square().mean() <= SAME**2 * expected.square().mean())

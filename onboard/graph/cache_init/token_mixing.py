@@ -26,11 +26,9 @@ from torch.utils import _pytree as pytree
 from onboard.graph.fx import ancestors, attribute, is_op, op_name, placeholders, writes
 from onboard.graph.pattern_matcher.patterns import aten
 from onboard.ops.library import op_sources
+from onboard.verify.limits import TOKEN_ALONE, TOKEN_ALONE_ROUNDED
 
 _ROW, _PIECE = 9, 3
-_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
-_COARSE = 2e-2
-"""Tolerance of the half-precision types, relative to the value and to the median of all."""
 _NO_VALUE = object()
 _FAR = [_PIECE**power for power in range(1, 12)]
 """What counted numbers are multiplied with: any number up to the last lies between a piece's and a row's for one."""
@@ -258,7 +256,7 @@ def _close(expected: torch.Tensor | None, actual: torch.Tensor) -> bool:
         return False
     if not (actual.is_floating_point() or actual.is_complex()) or actual.numel() == 0:
         return torch.equal(expected, actual)
-    tolerance = _TOLERANCE.get(actual.dtype, _COARSE)
+    tolerance = TOKEN_ALONE if actual.dtype in (torch.float32, torch.float64) else TOKEN_ALONE_ROUNDED
     wide = torch.complex128 if actual.is_complex() else torch.float64
     expected, actual = expected.to(wide), actual.to(wide)
     scale = float(actual.abs().nan_to_num().median())

@@ -20,13 +20,13 @@ import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.fx import ancestors, arguments, attr_tensor, is_op, nodes_of
 from onboard.graph.values import insert_call
 from onboard.graph.weight_load.gemm_fusion import LINEARS
+from onboard.verify.limits import ROUTER
 
 aten = torch.ops.aten
 _MIXTURES = (torch.ops.onboard.torch_moe, torch.ops.onboard.torch_moe_fused)
 _TOKENS = 301
 _BIAS_SCALE = 0.05
 """Of random biases: some tokens' choices then depend on it, and some on the scores."""
-_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 Options = dict[str, Any]
 """Arguments of `torch_moe_router` behind `bias`, which is a node."""
@@ -95,7 +95,7 @@ def _settings(gm: GraphModule, routing: Routing, known: list[tuple[bool, Options
     except (RuntimeError, TypeError, ValueError, IndexError):  # not a router of this form
         return None
     bias = next((value for value in constants.values() if value.shape == shape[-1:]), None)
-    tolerance = _TOLERANCE.get(weights.dtype, 0.0)
+    tolerance = ROUTER.get(weights.dtype, 0.0)
     for has_bias, options in [*known, *_candidates(routing, bias is not None)]:
         weights, experts = torch.ops.onboard.torch_moe_router(logits, **options, bias=bias if has_bias else None)
         if torch.allclose(_dense(logits, experts, weights), expected, rtol=tolerance, atol=tolerance):

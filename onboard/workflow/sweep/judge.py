@@ -6,7 +6,7 @@ that nobody has seen before. Nothing that the tool found, compared or wrote down
 - Prefill: the logits of every token of each prompt.
 - Greedy decode, all prompts in one ragged batch, then the longer half of them: each token has to be transformers'
   choice given the same prefix. It counts as that when transformers' logit of it lies below the best one by no more than
-  `LIMIT` of the row's spread (best minus least): two logits nearer than that are a tie that rounding decides. The
+  `SAME` of the row's spread (best minus least): two logits nearer than that are a tie that rounding decides. The
   log-probabilities that it was chosen by have to be transformers', too.
 
 A text ends behind a token that is no text (padding, the place of an image): of what comes after it transformers makes
@@ -40,6 +40,8 @@ from onboard.modeling import Codebooks
 from onboard.runtime.llm import LLM
 from onboard.runtime.sampling import SamplingParams
 from onboard.testing import continue_distinct
+from onboard.verify.error import rmse_ratio
+from onboard.verify.limits import SAME
 from onboard.workflow.sweep.exact import InFloat64
 from onboard.workflow.sweep.inputs.judge_prompts import (
     draw_prompts,
@@ -49,7 +51,7 @@ from onboard.workflow.sweep.inputs.judge_prompts import (
     text_logits,
     text_of,
 )
-from onboard.workflow.sweep.verdict import LIMIT, NEW_TOKENS, Rounding, Verdict
+from onboard.workflow.sweep.verdict import NEW_TOKENS, Rounding, Verdict
 
 _DEAD = -1e30
 """A logit below it is a token that the model itself forbids."""
@@ -122,7 +124,7 @@ class _Judging:
             self.read(prompts)
             verdict.tokens = len(self.gaps)
         verdict.largest_gap = _worst(self.gaps)
-        verdict.differing = sum(not gap <= LIMIT for gap in self.gaps)
+        verdict.differing = sum(not gap <= SAME for gap in self.gaps)
         verdict.prefill_error, verdict.prefill_rounding = self.errors(self.prefill, lambda rows: rows)
         verdict.decode_error, verdict.decode_rounding = self.errors(self.decoded, _centred)
 
@@ -158,7 +160,7 @@ class _Judging:
     ) -> tuple[float | None, Rounding | None]:
         """Return the largest error of a text; beyond the limit, also both models' errors against float64."""
         worst = _worst([relative_error(by(each.ours), by(each.theirs)) for each in compared])
-        if worst is None or worst <= LIMIT:
+        if worst is None or worst <= SAME:
             return worst, None
         exact = InFloat64(load_transformers(self.checkpoint, torch.float64))
         rows = [by(each.ask(exact)) for each in compared]
@@ -200,7 +202,7 @@ def next_logits(model: nn.Module, prompt: list[int], tokens: list[int], own: tor
     said of a prefix depends on how the text goes on.
     """
     whole = text_logits(model, [*prompt, *tokens])
-    if relative_error(whole[: len(prompt)], own) <= LIMIT:
+    if relative_error(whole[: len(prompt)], own) <= SAME:
         return whole[len(prompt) - 1 : -1]
     return torch.stack([text_logits(model, [*prompt, *tokens[:count]])[-1] for count in range(len(tokens))])
 
@@ -215,8 +217,7 @@ def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     dead = theirs < _DEAD
     if not torch.equal(ours < _DEAD, dead):
         return float("nan") if bool(ours.isnan().any()) else float("inf")
-    ours, theirs = ours[~dead].double(), theirs[~dead].double()
-    return float((ours - theirs).square().mean().sqrt() / theirs.square().mean().sqrt())
+    return rmse_ratio(ours[~dead], theirs[~dead])
 
 
 def _centred(rows: torch.Tensor) -> torch.Tensor:

@@ -17,12 +17,12 @@ from onboard.hf.architecture import decoder_config
 from onboard.hf.hf_model import load_reference
 from onboard.runtime.llm import LLM
 from onboard.runtime.sampling import SamplingParams
-from onboard.verify.ways import rmse_ratio
+from onboard.verify.error import rmse_ratio
+from onboard.verify.limits import SAME
 
 BUILD = "build"
 _LENGTHS = (3, 11, 26, 41)
 _NEW_TOKENS = 32
-_LIMIT = 1e-5
 _SEED = 11
 
 
@@ -75,8 +75,8 @@ def _logits(model: Any, tokens: list[int]) -> torch.Tensor:
 
 
 def _row(level: str, error: float, device: str) -> dict[str, Any]:
-    status = "passed" if error <= _LIMIT else "failed"
-    return {"level": level, "block": "", "status": status, "error": error, "tolerance": _LIMIT, "device": device}
+    status = "passed" if error <= SAME else "failed"
+    return {"level": level, "block": "", "status": status, "error": error, "tolerance": SAME, "device": device}
 
 
 def _prompts(vocabulary: int) -> list[list[int]]:

@@ -12,8 +12,9 @@ from pydantic import Field
 
 from onboard.config import Mode, StrictModel
 from onboard.errors import NoCachedFormError
+from onboard.verify.limits import SAME
 from onboard.workflow.sweep.inputs.targets import Target, Variant, label
-from onboard.workflow.sweep.verdict import LIMIT, Verdict
+from onboard.workflow.sweep.verdict import Verdict
 
 Status = Literal["pass", "wrong", "prefill", "fail", "refused", "not-causal", "timeout", "crash"]
 STATUSES: tuple[Status, ...] = ("pass", "wrong", "prefill", "fail", "refused", "not-causal", "timeout", "crash")
@@ -24,7 +25,7 @@ PREFILL = "export"
 LEVELS = ("checkpoint", "analyze", "generate", "prove", *TESTED)
 RUN = ("logits", "tokens")
 """Levels of a model that runs without a model file."""
-LEAST_FLOW = 10 * LIMIT
+LEAST_FLOW = 10 * SAME
 """How far a token has to move the logits of later ones, or none of these errors says anything of attention."""
 LevelStatus = Literal["passed", "failed", "skipped"]
 
@@ -206,7 +207,7 @@ def _tested(record: TargetRecord, level: str) -> LevelStatus:
 
 def _is_measured(row: dict[str, Any]) -> bool:
     """Whether a test compared numbers, and they were near enough by the limit of this module too."""
-    error, limit = row["error"], LIMIT if row["device"] == "cpu" else row["tolerance"]
+    error, limit = row["error"], SAME if row["device"] == "cpu" else row["tolerance"]
     return error is not None and limit is not None and 0 <= error <= limit
 
 

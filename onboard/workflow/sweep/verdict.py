@@ -5,17 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from onboard.config import StrictModel
+from onboard.verify.limits import MARGIN, MOST_ROUNDING, SAME
 
-LIMIT = 1e-5
-"""Largest error in float32."""
 NEW_TOKENS = 48
 """Tokens that are generated for each prompt."""
-
-
-MARGIN = 1.2
-"""Ours may round so many times as much as transformers' float32 does, where that is beyond the limit."""
-MOST_ROUNDING = 1e-4
-"""An error beyond it is no rounding of float32."""
 
 
 class Rounding(StrictModel):
@@ -86,7 +79,7 @@ class Verdict(StrictModel):
 def _within(error: float | None, rounding: Rounding | None = None) -> bool:
     if rounding is not None and rounding.is_theirs:
         return True
-    return error is not None and 0 <= error <= LIMIT
+    return error is not None and 0 <= error <= SAME
 
 
 def _shown(error: float | None) -> str:

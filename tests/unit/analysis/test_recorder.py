@@ -6,7 +6,7 @@ from families import config_dict
 from torch import nn
 
 from onboard.analysis.analyze import analyze
-from onboard.analysis.recognise.recorder import record, rmse_ratio
+from onboard.analysis.recognise.recorder import record
 from onboard.analysis.tiny.tiny_model import WINDOW, build_tiny, load_config, prompt
 from onboard.analysis.tiny.tiny_sizes import REACHED
 from onboard.errors import OnboardError
@@ -63,10 +63,3 @@ def test_parameters_are_counted_once_when_tied() -> None:
     layer = 32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 48 + 2 * 32
     assert analyze({**sizes, "tie_word_embeddings": True}, model="x").num_parameters == 3200 + layer + 32
     assert analyze({**sizes, "tie_word_embeddings": False}, model="x").num_parameters == 6400 + layer + 32
-
-
-def test_the_ratio_is_relative_and_sees_complex_values() -> None:
-    x = torch.randn(50)
-    assert rmse_ratio(1.01 * x, x) == pytest.approx(0.01, rel=1e-4)
-    z = torch.complex(x, x)
-    assert rmse_ratio(z * 1j, z) == pytest.approx(2**0.5, rel=1e-4)

@@ -10,7 +10,8 @@ from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
-from onboard.verify.blocks import TOLERANCE, prove
+from onboard.verify.blocks import prove
+from onboard.verify.limits import SAME
 
 FAMILY = "llama4_text"
 
@@ -25,7 +26,7 @@ def test_layers_in_chunks_and_others_equal_transformers_and_export() -> None:
     spec, text = _generated()
     proofs = prove(text, spec)
     assert proofs[-1].path == ""
-    assert max(proof.error for proof in proofs) <= TOLERANCE
+    assert max(proof.error for proof in proofs) <= SAME
     assert 'causal_mask_mapping = {"full_attention": None, "chunked_attention": chunks.unsqueeze(1) == chunks}' in text
 
 

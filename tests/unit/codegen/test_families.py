@@ -11,7 +11,8 @@ from families import FAMILIES, VARIANTS, config_dict
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.model_file import generate_model_file
-from onboard.verify.blocks import TOLERANCE, prove
+from onboard.verify.blocks import prove
+from onboard.verify.limits import SAME
 
 MOST_LINES = {"llama": 190, "mistral": 190, "qwen2": 195, "olmo2": 195, "granite": 200}
 LEFTOVERS = (
@@ -47,7 +48,7 @@ CASES = [(family, variant) for family, variants in VARIANTS.items() for variant 
 def test_the_file_of_a_family_equals_transformers_in_every_variant(family: str, variant: str) -> None:
     proofs = prove(_text(family), _spec(family, variant), export=False)
     assert len(proofs) > 10
-    assert max(proof.error for proof in proofs) <= TOLERANCE
+    assert max(proof.error for proof in proofs) <= SAME
     assert proofs[-1].path == ""
 
 

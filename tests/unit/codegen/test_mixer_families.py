@@ -11,7 +11,8 @@ from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
-from onboard.verify.blocks import TOLERANCE, prove
+from onboard.verify.blocks import prove
+from onboard.verify.limits import SAME
 
 CONV, SSM, SELECTIVE, DELTA = "torch_causal_conv1d", "torch_ssm", "torch_selective_scan", "torch_gated_delta_rule"
 GATED, ATTENTION, MLA, MLSTM = "torch_rmsnorm_gated", "torch_attention", "torch_mla", "torch_mlstm"
@@ -49,7 +50,7 @@ def test_the_file_of_a_family_equals_transformers_and_exports(family: str) -> No
     spec, text = _generated(family)
     proofs = prove(text, spec)
     assert proofs[-1].path == ""
-    assert max(proof.error for proof in proofs) <= TOLERANCE
+    assert max(proof.error for proof in proofs) <= SAME
 
 
 @pytest.mark.parametrize("family", FAMILIES)

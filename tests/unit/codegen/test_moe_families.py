@@ -16,7 +16,8 @@ from onboard.codegen.equivalence_test import generate_test_file
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
 from onboard.hf.expert_weights import separate_experts
-from onboard.verify.blocks import TOLERANCE, prove
+from onboard.verify.blocks import prove
+from onboard.verify.limits import SAME
 
 
 @cache
@@ -35,7 +36,7 @@ CASES = [(family, variant) for family, variants in VARIANTS.items() for variant 
 @pytest.mark.parametrize(("family", "variant"), CASES)
 def test_the_file_of_a_family_equals_transformers_in_every_variant(family: str, variant: str) -> None:
     proofs = prove(_text(family), _spec(family, variant), export=False)
-    assert max(proof.error for proof in proofs) <= TOLERANCE
+    assert max(proof.error for proof in proofs) <= SAME
     assert any(proof.class_name.endswith("Experts") for proof in proofs)
     assert proofs[-1].path == ""
 

@@ -13,7 +13,8 @@ from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
-from onboard.verify.blocks import TOLERANCE, prove
+from onboard.verify.blocks import prove
+from onboard.verify.limits import SAME
 
 CONFIGS: dict[str, dict[str, Any]] = {
     # post-norm decoders that serve as encoders, too
@@ -71,7 +72,7 @@ def _text(family: str) -> str:
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_file_of_a_family_equals_transformers(family: str) -> None:
     proofs = prove(_text(family), _spec(family), export=False)
-    assert max(proof.error for proof in proofs) <= TOLERANCE
+    assert max(proof.error for proof in proofs) <= SAME
     assert proofs[-1].path == ""
 
 

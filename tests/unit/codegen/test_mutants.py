@@ -25,14 +25,15 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from onboard.analysis.analyze import analyze
-from onboard.analysis.recognise.recorder import rmse_ratio
 from onboard.analysis.spec import ModelSpec
 from onboard.analysis.tiny.tiny_model import VOCABULARY, build_tiny, counts_positions, load_config
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
 from onboard.testing import fresh_seed
 from onboard.testing.models import randomize_
-from onboard.verify.blocks import TOLERANCE, _registered, _same_weights, prove
+from onboard.verify.blocks import _registered, _same_weights, prove
+from onboard.verify.error import rmse_ratio
+from onboard.verify.limits import SAME
 
 SEED = int(os.environ.get("ONBOARD_MUTATION_SEED", "20"))
 """Of the mutations; the prompts and weights on which functions are compared are fresh ones."""
@@ -131,7 +132,7 @@ def _logits_change(mutant: nn.Module, original: nn.Module, seed: int) -> bool:
         _difference(mutant, mutant, probes)  # it runs
         return True
     mutant.load_state_dict(original.state_dict())
-    return not _difference(original, mutant, probes) <= TOLERANCE
+    return not _difference(original, mutant, probes) <= SAME
 
 
 def _follow(family: str, seed: int, *, export: bool) -> str:
@@ -148,7 +149,7 @@ def _follow(family: str, seed: int, *, export: bool) -> str:
     randomize_(mutant, seed)  # other weights than those that the tool probes with
     with _registered(text, spec) as model_class:
         error = _difference(_same_weights(model_class, mutant, []), mutant, _probes(mutant, seed))
-    if not error <= TOLERANCE:
+    if not error <= SAME:
         raise Unnoticed(f"the generated file is proven, and is not the mutant (rmse ratio {error:.1e})")
     if _passes(_original(family).text, spec):
         raise Unnoticed("the original's file passes against the mutant")

@@ -10,7 +10,8 @@ from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
-from onboard.verify.blocks import TOLERANCE, prove
+from onboard.verify.blocks import prove
+from onboard.verify.limits import SAME
 
 FAMILY = "glm_moe_dsa"
 KINDS = {
@@ -51,7 +52,7 @@ def test_own_and_shared_choices_of_keys_equal_transformers_and_export() -> None:
     spec, text = _generated()
     proofs = prove(text, spec)
     assert proofs[-1].path == ""
-    assert max(proof.error for proof in proofs) <= TOLERANCE
+    assert max(proof.error for proof in proofs) <= SAME
     assert text.count(".torch_sparse_mla(") == 1
     assert text.count(".torch_lightning_indexer(") == 1
 
@@ -75,7 +76,7 @@ def test_chosen_blocks_of_keys_equal_transformers_and_export() -> None:
     spec, text = _of_blocks()
     proofs = prove(text, spec)
     assert proofs[-1].path == ""
-    assert max(proof.error for proof in proofs) <= TOLERANCE
+    assert max(proof.error for proof in proofs) <= SAME
     assert any(proof.path.endswith("indexer") for proof in proofs)
     assert text.count(".torch_sparse_attention(") == text.count(".torch_block_indexer(") == 1
 
@@ -101,7 +102,7 @@ def test_windows_with_compressed_keys_behind_them_equal_transformers_and_export(
     spec, text = _compressed()
     proofs = prove(text, spec, export=export)
     assert proofs[-1].path == ""
-    assert max(proof.error for proof in proofs) <= TOLERANCE
+    assert max(proof.error for proof in proofs) <= SAME
     assert text.count(".torch_gated_pool(") == 3
     assert text.count(".torch_attention(") == text.count(".torch_compressed_attention(") == 1
     assert text.count(".torch_block_indexer(") == 1

@@ -18,8 +18,8 @@ from onboard.analysis.tiny.tiny_model import build_tiny
 from onboard.cli import main
 from onboard.config import Mode, RuntimeConfig
 from onboard.errors import OnboardError
+from onboard.verify.error import rmse_ratio
 from onboard.verify.stages import verify_model
-from onboard.verify.ways import rmse_ratio
 from onboard.workflow.run_model import run_model as run_agent
 
 LENGTHS = (3, 11, 26, 41)

@@ -78,7 +78,7 @@ def test_verify_prints_a_row_for_each_transform_and_exits_by_the_verdict(
     assert all(float(cell) < 1e-5 for cell in cached)
     assert not any(row.startswith("insert_cached_ssm_attention ") for row in rows), "it matched nothing"
     assert " more transforms matched nothing in this model" in printed.out
-    monkeypatch.setattr(verification, "FLOAT32_TOLERANCE", 1e-12)
+    monkeypatch.setattr(verification, "SAME", 1e-12)
     assert main.run(["verify", *map(str, options), "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     VerifyDocument.model_validate(report)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from onboard.content import CONTENT_ROOT
+from onboard.verify.limits import SAME
 from onboard.workflow.phase_runner import PHASES
 from onboard.workflow.sweep.coverage import PATH, Coverage, ordered
 from onboard.workflow.sweep.document import DOCUMENT, PICTURE, document, picture
 from onboard.workflow.sweep.record import LEVELS, TESTED
-from onboard.workflow.sweep.verdict import LIMIT
 
 
 def test_document_and_picture_are_of_the_committed_coverage() -> None:
@@ -23,7 +23,7 @@ def test_every_committed_pass_was_measured() -> None:
         if entry.status == "pass":
             assert entry.levels == dict.fromkeys(LEVELS, "passed"), entry.type
             assert entry.errors.keys() == set(TESTED), entry.type
-            assert coverage.device != "cpu" or max(entry.errors.values()) <= LIMIT, entry.type
+            assert coverage.device != "cpu" or max(entry.errors.values()) <= SAME, entry.type
             assert entry.phases == dict.fromkeys(PHASES, "done"), entry.type
             assert entry.exit_code == 0, entry.type
             assert entry.verdict is not None, entry.type

@@ -17,10 +17,11 @@ from transformers import AutoConfig
 from onboard.analysis.tiny.tiny_model import build_small
 from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.content import CONTENT_ROOT
+from onboard.verify.limits import SAME
 from onboard.workflow.sweep.exact import InFloat64
 from onboard.workflow.sweep.inputs.judge_prompts import draw_prompts, is_arbitrary, longest_read
 from onboard.workflow.sweep.judge import judge, next_logits, relative_error
-from onboard.workflow.sweep.verdict import LIMIT, NEW_TOKENS, Verdict
+from onboard.workflow.sweep.verdict import NEW_TOKENS, Verdict
 
 MODEL = Path("models", "modeling_llama.py")
 Edit = Callable[[str, str], Path]
@@ -56,8 +57,8 @@ def test_the_judge_agrees_with_what_is_right(checkpoint: Path, edited: Edit) -> 
     assert verdict.lengths == sorted(set(verdict.lengths))
     assert 100 < verdict.lengths[-1] <= 180 - NEW_TOKENS
     assert verdict.tokens > len(verdict.lengths) * NEW_TOKENS
-    assert 0 < (verdict.prefill_error or 0) <= LIMIT
-    assert 0 < (verdict.decode_error or 0) <= LIMIT
+    assert 0 < (verdict.prefill_error or 0) <= SAME
+    assert 0 < (verdict.decode_error or 0) <= SAME
 
 
 @pytest.mark.parametrize(
@@ -91,11 +92,11 @@ def test_a_fault_in_decode_alone_gets_no_agreement(
     monkeypatch.setattr(CachedSequenceInterface, "next_tokens", off)
     verdict = judge(checkpoint, edited("", ""))
     assert verdict.prefill_error is not None
-    assert verdict.prefill_error <= LIMIT
+    assert verdict.prefill_error <= SAME
     assert not verdict.agrees
     assert not verdict.error
     assert verdict.decode_error is not None
-    assert verdict.decode_error > LIMIT
+    assert verdict.decode_error > SAME
 
 
 def test_prompts_are_other_ones_each_time_and_fit() -> None:
@@ -114,7 +115,7 @@ def test_an_error_is_relative_and_never_lost() -> None:
     off = theirs + torch.tensor([[0.0, 0.05, 0.0]])
     assert relative_error(off, theirs) == pytest.approx((2 * 0.05**2 / 4 / (50 / 4)) ** 0.5, rel=1e-5)
     for wrong in (theirs[:1], theirs.clamp_min(-9), torch.full_like(theirs, math.nan)):
-        assert not relative_error(wrong, theirs) <= LIMIT
+        assert not relative_error(wrong, theirs) <= SAME
 
 
 class Reader(torch.nn.Module):

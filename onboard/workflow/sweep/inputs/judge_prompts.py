@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from onboard.verify.error import rmse_ratio
+from onboard.verify.limits import ARBITRARY, SAME
 from onboard.workflow.sweep.verdict import NEW_TOKENS
 
 LONGEST = 300
 _STRATA = ((1, 1), (2, 5), (6, 16), (17, 48), (49, 100), (101, 200), (201, LONGEST))
 """A prompt's length is drawn from each, as far as the model has positions."""
 _PLACE = re.compile(r"(?!bos_|eos_|forced_|decoder_start_|sep_|cls_)\w+_token_(id|index)")
-_ARBITRARY, _SAME = 1e-3, 1e-5
 _FEW = 3
 
 
@@ -62,7 +63,7 @@ def is_arbitrary(model: nn.Module, vocabulary: Sequence[int], length: int, seed:
     """
     draw, size = random.Random(seed), min(length, len(vocabulary))
     few = draw.choices(draw.sample(vocabulary, min(_FEW, len(vocabulary))), k=size)
-    return _dependence(model, few) > _ARBITRARY and _dependence(model, draw.sample(vocabulary, size)) <= _SAME
+    return _dependence(model, few) > ARBITRARY and _dependence(model, draw.sample(vocabulary, size)) <= SAME
 
 
 def _dependence(model: nn.Module, text: list[int]) -> float:
@@ -74,7 +75,7 @@ def _dependence(model: nn.Module, text: list[int]) -> float:
 
 def _error(one: torch.Tensor, other: torch.Tensor) -> float:
     alive = other > -1e30
-    return float((one - other)[alive].norm() / other[alive].norm())
+    return rmse_ratio(one[alive], other[alive])
 
 
 def text_logits(model: nn.Module, tokens: list[int]) -> torch.Tensor:

@@ -12,11 +12,13 @@ from torch import nn
 from transformers import PretrainedConfig
 from transformers.utils import logging
 
-from onboard.analysis.behaviour.apart import SAME, change_by_later
+from onboard.analysis.behaviour.apart import change_by_later
 from onboard.analysis.tiny.tiny_model import build_small, load_config, one_line, tiny_config, vocabulary
 from onboard.errors import OnboardError
 from onboard.hf.architecture import decoder_config, find_language_model, is_composite, text_config
 from onboard.hf.hf_model import build_reference
+from onboard.verify.error import rmse_ratio
+from onboard.verify.limits import SAME, SAME_ELEMENT
 from onboard.workflow.sweep.inputs.checkpoint_defaults import complete, default_config
 from onboard.workflow.sweep.inputs.options_on import Option, options
 from onboard.workflow.sweep.inputs.targets import Target
@@ -24,8 +26,6 @@ from onboard.workflow.sweep.inputs.variation import aspects
 from onboard.workflow.sweep.record import LEAST_FLOW
 
 _LENGTH = 21
-_SAME = 1e-4
-"""Largest change, relative to the logits, that another order of the same sums may make."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def why_not_causal(model: nn.Module) -> str:
     """Return what makes a language model none that is causal; empty: it is one."""
     inputs = {"input_ids": _text(model)}
     first, second = (model(**inputs, use_cache=False).logits for _ in range(2))
-    if not ((first - second).abs() <= _SAME * first.square().mean().sqrt()).all():
+    if not ((first - second).abs() <= SAME_ELEMENT * first.square().mean().sqrt()).all():
         return "its logits differ from one run to the next"
     if not (change := change_by_later(model, inputs)) <= SAME:
         return f"a token changes the logits of tokens before it (rmse ratio {change:.1e})"
@@ -139,7 +139,7 @@ def flow(model: nn.Module) -> float:
     changed = ids.clone()
     changed[:, -4] = (changed[:, -4] + 1) % vocabulary(model)
     first, other = (model(input_ids=text, use_cache=False).logits[:, -3:].double() for text in (ids, changed))
-    return float((other - first).square().mean().sqrt() / first.square().mean().sqrt())
+    return rmse_ratio(other, first)
 
 
 def _text(model: nn.Module) -> torch.Tensor:
