@@ -74,10 +74,12 @@ class RuntimeConfig(StrictModel):
     dtype: DType = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     world_size: int = Field(default=1, ge=1)
-    max_seq_len: int = Field(default=512, ge=1)
-    max_batch_size: int = Field(default=8, ge=1)
-    max_num_tokens: int = Field(default=2048, ge=1)
-    """Most tokens in one forward pass; longer prompts are prefilled in chunks."""
+    max_seq_len: int | None = Field(default=None, ge=1)
+    """Most tokens of a sequence, prompt included; None: as many as the model reads and the caches have room for."""
+    max_batch_size: int | None = Field(default=None, ge=1)
+    """Most sequences at a time; None: 8 on the CPU, on a GPU 256, or what its memory holds."""
+    max_num_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens in one forward pass, longer prompts are prefilled in chunks; None: 2048 on the CPU, 8192 on a GPU."""
     attn_backend: Literal["auto", "torch", "triton"] = "auto"
     """auto: triton on a GPU, torch elsewhere."""
     compile_backend: Literal["auto", "torch-simple", "torch-compile", "torch-cudagraph", "torch-opt"] = "auto"
@@ -94,6 +96,14 @@ class RuntimeConfig(StrictModel):
     """Random weights instead of the checkpoint's."""
     transforms: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Overrides of the pipeline, by transform key."""
+
+
+class SettledConfig(RuntimeConfig):
+    """The configuration of a run whose limits are numbers, whoever chose them."""
+
+    max_seq_len: int = Field(ge=1)
+    max_batch_size: int = Field(ge=1)
+    max_num_tokens: int = Field(ge=1)
 
 
 def with_settings(config: RuntimeConfig, settings: Mapping[str, Any] | None) -> RuntimeConfig:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_MEMINFO = Path("/proc/meminfo")
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -90,6 +91,14 @@ def system_memory() -> Memory:
     return Memory(min(total, limit), min(free, limit))
 
 
+def available_memory() -> int:
+    """Return the bytes of the system's memory that a process can take, those in which files are only kept included."""
+    lines = _MEMINFO.read_text(encoding="ascii").splitlines() if _MEMINFO.exists() else []
+    found = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+    memory = system_memory()
+    return memory.free if found is None else min(found, memory.total)
+
+
 def _container_limit() -> int | None:
     """Return the memory limit of this process's control group (version 2); None without one."""
     try:
@@ -105,6 +114,12 @@ def device_memory(device: str) -> Memory:
     if not gpus:
         return system_memory()
     return Memory(gpus[0].total, gpus[0].free, gpus)
+
+
+def gib(size: float) -> str:
+    """Return a size in GiB or, when small, in MiB, with three digits."""
+    value, unit = (size / 2**30, "GiB") if abs(size) >= 2**30 else (size / 2**20, "MiB")
+    return f"{value:,.{max(0, 2 - len(str(int(abs(value)))) + 1)}f} {unit}"
 
 
 def gigabytes(size: int) -> str:

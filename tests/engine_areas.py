@@ -46,7 +46,7 @@ _OF_KERNELS = {"fuse_linears.py", "make_batch_invariant.py", "optimize_rope.py"}
 """Transforms that put kernels alone into a graph."""
 
 FOR_GPUS = {
-    *(f"resize_kv_cache.{name}" for name in ("_affordable_pages", "_activation_bytes")),
+    "resize_kv_cache._activation_bytes",
     *(f"step_buffer.{name}" for name in ("written", "upload", "fetch", "fetched")),
     *(f"flight.{name}" for name in ("__init__", "_when_landed", "wait")),
     *(f"load_weights.{name}" for name in ("_direct", "_read_later")),

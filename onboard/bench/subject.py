@@ -14,7 +14,7 @@ from onboard.errors import UsageError
 from onboard.graph.factory import read_config
 from onboard.hf.architecture import decoder_config, text_config
 from onboard.hub import as_folder
-from onboard.runtime.build import max_positions
+from onboard.runtime.limits import max_positions
 from onboard.runtime.resolve import find_checkpoint, resolve_config
 
 

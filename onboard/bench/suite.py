@@ -116,7 +116,7 @@ def fitted_runtime(subject: Subject, shapes: Sequence[Shape], device: torch.devi
         update={
             "max_seq_len": min(longest, subject.positions or longest),
             "max_batch_size": batches[-1],
-            "max_num_tokens": max(own.max_num_tokens, _STEP_TOKENS[device.type], batches[-1]),
+            "max_num_tokens": max(own.max_num_tokens or 0, _STEP_TOKENS[device.type], batches[-1]),
             "cuda_graph_config": graphs,
             "kv_cache_config": own.kv_cache_config.model_copy(update={"enable_block_reuse": False}),
         }

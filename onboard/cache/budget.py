@@ -14,6 +14,23 @@ from onboard.cache.resources import CacheResource, KVPagedResource
 
 CUDA_RESERVE = 768 * 2**20
 """Bytes of a GPU that torch's allocator never sees: context, kernels, library workspaces; about this on an H100."""
+STARTING_TOKENS = 512
+"""Tokens of each sequence for which a batch that nobody asked for has room, all at a time."""
+STARTING_SHARE = 0.5
+"""Of the memory that weights leave: what these take at most. The rest is for activations and longer sequences."""
+HOST_SHARE = 0.25
+"""Of the host's free memory: what caches take whose size nobody asked for."""
+
+
+def starting_share(fraction: float) -> tuple[float, str]:
+    """Return the share of the free memory in which a batch starts where caches take `fraction` of it, and why so."""
+    share = min(STARTING_SHARE, fraction)
+    return share, f"so many start with {STARTING_TOKENS} tokens each in {share:.0%} of the free memory"
+
+
+def lowered(limit: str, old: int, new: int, why: str) -> str:
+    """Say that a limit that nobody asked for is a smaller one."""
+    return f"{limit} {old:,} -> {new:,}: {why}"
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,11 @@ class Limits:
         if self.max_tokens is not None:
             pages = min(pages, -(-self.max_tokens // self.page_size))
         return 1 + pages
+
+    def serving(self, *, batch: int, context: int) -> Limits:
+        """Return the limits of a run for `batch` sequences of `context` tokens; states are kept as it keeps them."""
+        kept = batch if self.snapshots == self.max_batch_size else self.snapshots
+        return replace(self, max_batch_size=batch, max_seq_len=context, snapshots=kept, max_tokens=None)
 
     def window(self, resource: CacheResource) -> int | None:
         """Return the keys that a query sees of a cache, None when these can be all of them."""
@@ -98,6 +120,33 @@ class CachePlan:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.num_bytes(middle) <= budget else (low, middle - 1)
         return low
+
+    def longest(self, pages: int) -> int:
+        """Return the most tokens that a sequence can have when it has `pages` pages to itself (the spare included)."""
+        size, limits = self.limits.page_size, self.limits
+        paged = (each for each in self.resources if not each.by_sequence)
+        held = (((self.units(each, pages) - 1) * size, limits.window(each)) for each in paged)
+        return min(
+            (tokens for tokens, window in held if window is None or tokens < window + 2 * size),
+            default=limits.max_seq_len,
+        )
+
+    def fitting_batch(self, budget: float) -> int:
+        """Return the most sequences, no more than allowed and one at least, that can start with `budget` bytes.
+
+        Each has its states and `STARTING_TOKENS` tokens, or as many as it may.
+        """
+        low, high = 1, self.limits.max_batch_size
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._starting(middle) <= budget else (low, middle - 1)
+        return low
+
+    def _starting(self, batch: int) -> int:
+        """Return the bytes with which as many sequences start."""
+        context = min(STARTING_TOKENS, self.limits.max_seq_len)
+        plan = replace(self, limits=self.limits.serving(batch=batch, context=context))
+        return plan.num_bytes(plan.limits.useful_pages)
 
     def groups(self, pages: int) -> list[CacheGroup]:
         """Return the caches by form, in the order in which the forms first occur."""
@@ -157,6 +206,8 @@ class MemoryPlan:
     """The longest context that the model has; the run's when its config does not say."""
     devices: int = 1
     """That the sizes are for, all together."""
+    wanted: tuple[int, int] | None = None
+    """Sequences, and tokens of each, for which `devices_needed` counts; None: what the limits allow."""
 
     @property
     def limits(self) -> Limits:
@@ -203,11 +254,13 @@ class MemoryPlan:
 
     def for_limits(self, *, batch: int, context: int) -> MemoryPlan:
         """Return the plan for other limits; steps stay as large, and graphs grow with the batch."""
-        own = self.limits
-        kept = batch if own.snapshots == own.max_batch_size else own.snapshots
-        limits = replace(own, max_batch_size=batch, max_seq_len=context, snapshots=kept, max_tokens=None)
+        limits = self.limits.serving(batch=batch, context=context)
         per_sequence = self.graphs / self.limits.max_batch_size
         return replace(self, cache=replace(self.cache, limits=limits), graphs=round(per_sequence * batch))
+
+    def with_limits(self, limits: Limits) -> MemoryPlan:
+        """Return the plan of the same model and batch for other limits."""
+        return replace(self, cache=replace(self.cache, limits=limits))
 
     def over(self, count: int, memory: int) -> MemoryPlan:
         """Return the plan for `count` devices of `memory` bytes that share weights and caches evenly.
@@ -220,7 +273,9 @@ class MemoryPlan:
 
     def devices_needed(self, memory: int) -> int | None:
         """Return how many devices of `memory` bytes all sequences need: the least power of two, None above 64."""
-        return next((count for count in (1, 2, 4, 8, 16, 32, 64) if self.over(count, memory).fits()), None)
+        batch, context = self.wanted or (0, 0)
+        plan = self.for_limits(batch=batch, context=context) if self.wanted else self
+        return next((count for count in (1, 2, 4, 8, 16, 32, 64) if plan.over(count, memory).fits()), None)
 
     def ladder(self) -> list[int]:
         """Return contexts to show: powers of two from 1,024 on, the longest that the model has, and that of the run."""

@@ -42,6 +42,14 @@ class CachedSequenceInterface:
         if (groups := max(len(self._windows()), 1)) != self.info.num_groups:
             self.info.set_groups(groups)
 
+    def narrow(self, max_batch_size: int, snapshots: int) -> None:
+        """Lay everything out anew for fewer sequences, before any cache is allocated."""
+        assert not self.caches
+        info = self.info
+        info.max_batch_size, info.snapshots = max_batch_size, snapshots
+        info.set_groups(info.num_groups)
+        self.latest = LatestTokens(info.num_slots, info.device, info.codebooks)
+
     def metadata_names(self, names: Sequence[str], resource: CacheResource) -> list[str]:
         """Return the inputs that an operator takes over a registered cache: where its pages lie is its group's."""
         if resource.by_sequence:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from onboard.cli.commands.plan import gib
+from onboard.gpu import gib
 
 
 def show(document: dict[str, Any]) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from onboard.config import RuntimeConfig
+from onboard.cache.budget import lowered
+from onboard.config import SettledConfig
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 
 if TYPE_CHECKING:
@@ -43,9 +44,11 @@ class TransformContext:
     """The run that a pipeline serves; transforms leave here what later stages and the runtime need."""
 
     factory: ModelFactory
-    runtime: RuntimeConfig
+    runtime: SettledConfig
     device: torch.device
     dtype: torch.dtype
+    chosen: frozenset[str] = frozenset()
+    """Limits of `runtime` that nobody asked for: what is known of graph and memory may lower them."""
     first_position: int = 0
     """The position of a text's first token."""
     longest: int | None = None
@@ -68,6 +71,12 @@ class TransformContext:
 
     on_transformers_model: Callable[[nn.Module], None] | None = None
     """Called with transformers' own model on the CPU, once it has its weights and before they are taken from it."""
+
+    def lower(self, limit: str, value: int, why: str) -> None:
+        """Lower a limit that nobody asked for; that is a fact."""
+        assert limit in self.chosen
+        self.facts.append(lowered(limit, getattr(self.runtime, limit), value, why))
+        self.runtime = self.runtime.model_copy(update={limit: value})
 
     @property
     def attn_backend(self) -> str:

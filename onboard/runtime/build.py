@@ -19,6 +19,7 @@ from onboard.graph.graph_cache import GraphCache, cache_folder
 from onboard.graph.invariants import uncached_attention
 from onboard.graph.pipeline import Observer, Pipeline, pipeline_for
 from onboard.runtime.engine import Engine
+from onboard.runtime.limits import ON_CPU, ON_GPU, Defaults, settled
 from onboard.runtime.rope import length_dependent_rope
 from onboard.runtime.tested_file import why_untested
 from onboard.runtime.tokenizer import Tokenizer
@@ -153,10 +154,16 @@ def _no_cache(context: TransformContext) -> OnboardError:
 
 
 def make_context(
-    checkpoint: Path, runtime: RuntimeConfig, *, root: Path | None = None, model: str | None = None
+    checkpoint: Path,
+    runtime: RuntimeConfig,
+    *,
+    root: Path | None = None,
+    model: str | None = None,
+    defaults: Defaults | None = None,
 ) -> TransformContext:
     """Return the context of a pipeline run: device, dtype and limits settled, the generated file known to exist.
 
+    `defaults` are the limits where the configuration says none; None: those of the device.
     Models run on one device. A registered config names as many as its size calls for; that it got one is a fact.
     """
     facts = [f"runs on one device; the config's world_size is {runtime.world_size}"] if runtime.world_size > 1 else []
@@ -171,9 +178,12 @@ def make_context(
         if (fact := why_untested(factory.model_file(), root)) is not None:
             log.warning(fact)
             facts.append(fact)
+    defaults = defaults or (ON_GPU if device.type == "cuda" else ON_CPU)
+    settled_runtime, chosen = settled(runtime, factory.text_config, factory.first_position, defaults)
     return TransformContext(
         factory=factory,
-        runtime=_fitted(runtime, factory.text_config, factory.first_position),
+        runtime=settled_runtime,
+        chosen=chosen,
         device=device,
         dtype=factory.dtype,
         first_position=factory.first_position,
@@ -228,12 +238,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def max_positions(config: Any) -> int | None:
-    """Return the longest sequence that a model's config allows, None if it does not say."""
-    limit = getattr(config, "max_position_embeddings", None)
-    return limit if isinstance(limit, int) and limit > 0 else None
-
-
 def _check_onboarded(model_type: str, root: Path | None, model: str) -> None:
     if not content_path("models", f"modeling_{model_type}.py", root=root).is_file():
         raise OnboardError(f"{model} ({model_type}) was not onboarded", hint=f"Run: {_onboard_command(root, model)}")
@@ -248,14 +252,3 @@ def _check_tested(context: TransformContext, command: str) -> None:
 
 def _onboard_command(root: Path | None, model: str) -> str:
     return f"onboard {model}" + (f" --root {root}" if root is not None else "")
-
-
-def _fitted(runtime: RuntimeConfig, config: Any, first_position: int) -> RuntimeConfig:
-    """Bound the default `max_seq_len` by the model; a longer one that was asked for is a `UsageError`."""
-    positions = max_positions(config)
-    limit = None if positions is None else positions - first_position
-    if limit is None or runtime.max_seq_len <= limit:
-        return runtime
-    if "max_seq_len" in runtime.model_fields_set and runtime.max_seq_len != positions:
-        raise UsageError(f"max_seq_len is {runtime.max_seq_len} and the model has {limit} positions", hint="Lower it")
-    return runtime.model_copy(update={"max_seq_len": limit})

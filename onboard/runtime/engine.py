@@ -144,6 +144,16 @@ class Engine:
         """Most tokens, prompt included, that one sequence can have."""
         return min(self.cache.info.max_seq_len, self.memory.capacity)
 
+    @property
+    def limits(self) -> dict[str, int]:
+        """What the engine serves, by the names of the configuration."""
+        info = self.cache.info
+        return {
+            "max_seq_len": self.capacity,
+            "max_batch_size": info.max_batch_size,
+            "max_num_tokens": info.max_num_tokens,
+        }
+
     def submit(
         self, prompt: Sequence[int], params: SamplingParams, inputs: Mapping[str, Any] | None = None, priority: int = 0
     ) -> list[Request]:

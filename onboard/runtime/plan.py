@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from onboard.cache.budget import CUDA_RESERVE, CachePlan, MemoryPlan
+from onboard.cache.budget import CUDA_RESERVE, CachePlan, MemoryPlan, starting_share
 from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.config import RuntimeConfig
 from onboard.content import content_path
 from onboard.errors import OnboardError
-from onboard.graph.cache_init.interface import cache_plan
+from onboard.gpu import gib
+from onboard.graph.cache_init.interface import cache_plan, cache_share
 from onboard.graph.compile.capture import capture_sizes
 from onboard.graph.context import TransformContext
 from onboard.graph.export.layer_kinds import Repeated
@@ -25,7 +26,8 @@ from onboard.graph.fx import graph_modules
 from onboard.graph.peak import peak_bytes
 from onboard.graph.pipeline import Pipeline, pipeline_for
 from onboard.ops import has_triton
-from onboard.runtime.build import check_cached, make_context, max_positions, resolve_dtype
+from onboard.runtime.build import check_cached, make_context, resolve_dtype
+from onboard.runtime.limits import ON_CPU, ON_GPU, max_positions
 
 _NEEDS_MEMORY = ("load_weights", "initialize_cache", "resize_kv_cache", "compile_model")
 
@@ -36,6 +38,7 @@ def plan_memory(
     memory: int,
     *,
     gpu: bool,
+    devices: int = 1,
     root: Path | None = None,
     model: str = "",
     reduced: bool = True,
@@ -43,12 +46,12 @@ def plan_memory(
     """Return what a run of `checkpoint` (a folder with config.json) takes of `memory` bytes, and facts about it.
 
     The run's own pipeline is applied to a model without weights; with `reduced`, to a few of its layers and experts of
-    each kind, which say what the others take. `gpu`: the memory is a GPU's. A model that was not
-    onboarded is planned as transformers' own module (mode "hf"), which is a fact. Raises `OnboardError` for a model
-    that cannot run.
+    each kind, which say what the others take. `gpu`: the memory is a GPU's; `devices` of them share the model. Limits
+    that nobody asked for are what a run would make of them. A model that was not onboarded is planned as transformers'
+    own module (mode "hf"), which is a fact. Raises `OnboardError` for a model that cannot run.
     """
     runtime, facts = _planned(runtime, checkpoint, gpu=gpu, root=root)
-    made = partial(_made, checkpoint, runtime, memory, gpu=gpu, root=root, model=model)
+    made = partial(_made, checkpoint, runtime, memory, gpu=gpu, devices=devices, root=root, model=model)
     try:
         plan, found = made(complete=not reduced)
     except UnlikeError as error:
@@ -58,14 +61,42 @@ def plan_memory(
 
 
 def _made(
-    checkpoint: Path, runtime: RuntimeConfig, memory: int, *, gpu: bool, root: Path | None, model: str, complete: bool
+    checkpoint: Path,
+    runtime: RuntimeConfig,
+    memory: int,
+    *,
+    gpu: bool,
+    devices: int,
+    root: Path | None,
+    model: str,
+    complete: bool,
 ) -> tuple[MemoryPlan, list[str]]:
     """Return the plan and its facts; unless `complete`, by a graph of a few layers and experts of each kind."""
-    context = make_context(checkpoint, runtime, root=root, model=model)
+    context = make_context(checkpoint, runtime, root=root, model=model, defaults=ON_GPU if gpu else ON_CPU)
     changes: dict[str, Any] = {key: {"enabled": False} for key in _NEEDS_MEMORY}
     gm = Pipeline(pipeline_for(context, changes | {"export_to_gm": {"complete": complete}})).run(context)
     check_cached(gm, context)
-    return _counted(gm, context, memory, gpu=gpu), context.facts
+    plan = _counted(gm, context, memory, gpu=gpu).over(devices, memory)
+    return _fitted(plan, context), context.facts
+
+
+def _fitted(plan: MemoryPlan, context: TransformContext) -> MemoryPlan:
+    """Return the plan with the limits that nobody asked for lowered to what fits, as a run lowers them: facts."""
+    chosen, limits = context.chosen, plan.limits
+    if not chosen & {"max_batch_size", "max_seq_len"}:
+        return plan
+    plan = replace(plan, wanted=(1 if "max_batch_size" in chosen else limits.max_batch_size, limits.max_seq_len))
+    share, why = starting_share(plan.fraction)
+    batch = plan.cache.fitting_batch(share * (plan.left + plan.activations))
+    if "max_batch_size" in chosen and batch < limits.max_batch_size:
+        context.lower("max_batch_size", batch, why)
+        serving = plan.for_limits(batch=batch, context=limits.max_seq_len)
+        plan = serving.with_limits(replace(serving.limits, max_tokens=limits.max_tokens))
+    longest = plan.cache.longest(plan.pages)
+    if "max_seq_len" in chosen and 0 < longest < limits.max_seq_len:
+        context.lower("max_seq_len", longest, f"what a cache of {gib(plan.caches)} holds")
+        plan = plan.with_limits(replace(plan.limits, max_seq_len=longest))
+    return plan
 
 
 def _planned(
@@ -104,7 +135,7 @@ def _counted(module: nn.Module, context: TransformContext, memory: int, *, gpu: 
         reserve=CUDA_RESERVE if gpu else 0,
         memory=memory,
         positions=max_positions(context.factory.text_config) or context.runtime.max_seq_len,
-        fraction=context.runtime.kv_cache_config.free_gpu_memory_fraction,
+        fraction=cache_share(context),
     )
 
 

@@ -20,6 +20,7 @@ from onboard.graph.pipeline import Pipeline, pipeline_for
 from onboard.graph.transform import Stages
 from onboard.ops import stateful_ops
 from onboard.runtime.build import make_context
+from onboard.runtime.limits import PROOF
 
 ATTENTION = "torch_attention"
 _HINT = "Export it --to plain, or serve it with onboard"
@@ -40,7 +41,8 @@ def refuse_other_mixers(checkpoint: Path, root: Path) -> None:
 
 def _graphs(checkpoint: Path, root: Path) -> list[fx.GraphModule]:
     """Return the model's graphs; raise `OnboardError` where tokens are mixed by something that is no op of ours."""
-    context = make_context(checkpoint, RuntimeConfig(model=str(checkpoint), device="cpu", dtype="float32"), root=root)
+    runtime = RuntimeConfig(model=str(checkpoint), device="cpu", dtype="float32")
+    context = make_context(checkpoint, runtime, root=root, defaults=PROOF)
     transforms = pipeline_for(context, {"export_to_gm": {"complete": False}})
     wanted = (Stages.FACTORY, Stages.EXPORT)
     module = Pipeline([each for each in transforms if each.config.stage in wanted]).run(context)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from onboard.config import Mode, RuntimeConfig, with_settings
+from onboard.config import Mode, SettledConfig, with_settings
 from onboard.errors import UsageError
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.invariants import uncached_mixers
@@ -20,6 +20,7 @@ from onboard.graph.pipeline import Pipeline, pipeline_for
 from onboard.graph.transform import BaseTransform
 from onboard.hf.text_tokens import text_tokens
 from onboard.runtime.build import make_context
+from onboard.runtime.limits import PROOF
 from onboard.runtime.resolve import ConfigLike, find_checkpoint, resolve_config
 from onboard.runtime.rope import LengthDependentRope, length_dependent_rope
 from onboard.verify.error import rmse_ratio
@@ -111,7 +112,7 @@ def verify_model(
         raise UsageError(
             "skip_loading_weights is set and random weights have nothing to be compared with", hint="Leave it out"
         )
-    context = make_context(find_checkpoint(runtime), runtime, root=folder, model=str(model))
+    context = make_context(find_checkpoint(runtime), runtime, root=folder, model=str(model), defaults=PROOF)
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     prompts = make_prompts(context, seed)
     context.runtime = _roomy(context.runtime, prompts)
@@ -195,7 +196,7 @@ def _run_all(
     return {way: run_plan(module, cache, prompts, plan, rope) for way, plan in ways.items()}
 
 
-def _roomy(runtime: RuntimeConfig, prompts: Sequence[Prompt]) -> RuntimeConfig:
+def _roomy(runtime: SettledConfig, prompts: Sequence[Prompt]) -> SettledConfig:
     """Return the configuration with room for all prompts at once, in a step and in the cache."""
     tokens = max(runtime.max_num_tokens, sum(map(len, prompts)))
     cache = runtime.kv_cache_config.model_copy(update={"max_tokens": None})

@@ -41,7 +41,7 @@ def test_a_fragment_changes_a_run_wherever_it_stands(tmp_path: Path) -> None:
         found = resolve_config("org/x", root)
         assert (found.model, found.max_seq_len, found.kv_cache_config.max_tokens) == ("org/x", 64, 128)
         assert found.kv_cache_config.tokens_per_block == 32
-        assert resolve_config("org/other", root).max_seq_len == 512, "another model has no part in it"
+        assert resolve_config("org/other", root).max_seq_len is None, "another model has no part in it"
 
 
 def test_files_win_in_order_and_what_the_model_has_of_its_own_is_last(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_files_win_in_order_and_what_the_model_has_of_its_own_is_last(tmp_path: 
     root = _root(tmp_path, "max_seq_len: 96", first=first, second=second)
     entry = load_entries(root)[0]
     found = compose(entry, root)
-    assert (found.max_seq_len, found.max_batch_size, found.max_num_tokens) == (96, 5, 2048)
+    assert (found.max_seq_len, found.max_batch_size, found.max_num_tokens) == (96, 5, None)
     assert found.transforms == {"fuse_gemms": {"enabled": False}}
     where = origins(layers(entry, root))
     assert where["max_seq_len"] == "x.yaml"
@@ -75,7 +75,7 @@ def test_the_user_wins_over_all(tmp_path: Path) -> None:
     assert (found.max_seq_len, found.max_batch_size, found.dtype, found.device) == (512, 8, "float32", "cpu")
     assert resolve_config("org/x", root, {"max_seq_len": 7}).compile_backend == "auto", "a given config is used alone"
     alone = resolve_config("org/x", root, root / "registry" / "configs" / "x.yaml")
-    assert (alone.max_seq_len, alone.max_batch_size) == (512, 3)
+    assert (alone.max_seq_len, alone.max_batch_size) == (None, 3)
 
 
 def test_a_shipped_entry_is_known_under_every_root(tmp_path: Path) -> None:

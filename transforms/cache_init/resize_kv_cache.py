@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from onboard.cache.budget import CachePlan
+from onboard.cache.budget import CachePlan, lowered
 from onboard.cache.cached_sequence import CachedSequenceInterface
-from onboard.errors import OnboardError
-from onboard.graph.cache_init.interface import cache_plan
+from onboard.errors import OnboardError, UsageError
+from onboard.gpu import gib
+from onboard.graph.cache_init.interface import cache_plan, cache_share, free_memory
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
@@ -18,40 +19,55 @@ class ResizeKVCache(BaseTransform[TransformConfig]):
     """Never larger than what `max_batch_size` sequences of `max_seq_len` tokens, or `max_tokens`, can fill.
 
     On a GPU one forward pass of `max_num_tokens` tokens shows what activations need; the caches get
-    `free_gpu_memory_fraction` of the rest.
+    `free_gpu_memory_fraction` of the rest. What that holds bounds sequences whose length nobody asked for.
     """
 
     acts = True
 
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
-        """Reallocate the caches; the graph stays as it is."""
+        """Reallocate the caches; the graph stays as it is. Raises `OnboardError` where they have no room."""
         cache: CachedSequenceInterface | None = context.cache
         if cache is None or not cache.resources:
             return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
         plan = cache_plan(context)
-        pages = plan.limits.useful_pages
-        if context.device.type == "cuda":
-            pages = min(pages, _affordable_pages(gm, plan, context))
-        if pages - 1 < cache.info.pages_per_sequence:
-            tokens = (pages - 1) * cache.info.page_size
-            context.facts.append(f"the cache holds {tokens} tokens, less than max_seq_len={cache.info.max_seq_len}")
+        pages = _affordable_pages(gm, plan, context)
+        _check_longest(plan, pages, context)
         cache.allocate(pages)
         return gm, TransformInfo(num_matches=len(cache.caches), is_clean=True, has_valid_shapes=True)
 
 
 def _affordable_pages(gm: nn.Module, plan: CachePlan, context: TransformContext) -> int:
-    """Return the pages for which the GPU has memory beside the activations of the largest step."""
-    activations = _activation_bytes(gm, context.cache, context.device)
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(context.device)
+    """Return the pages that are of use, and for which there is memory beside the activations of the largest step."""
+    cuda = context.device.type == "cuda"
+    activations = _activation_bytes(gm, context.cache, context.device) if cuda else 0
+    free = free_memory(context.device)
     held = sum(cache.nbytes for cache in context.cache.caches.values())
-    pages = plan.pages_within(context.runtime.kv_cache_config.free_gpu_memory_fraction * (free + held - activations))
+    pages = plan.pages_within(cache_share(context) * (free + held - activations))
     if pages < 2:
         raise OnboardError(
-            f"no GPU memory is left for the cache: {free / 2**30:.2f} GiB free, a step needs {activations / 2**30:.2f}",
-            hint="Lower max_num_tokens, or use a larger GPU",
+            f"no memory is left for the cache: {free / 2**30:.2f} GiB free, a step needs {activations / 2**30:.2f}",
+            hint="Lower max_num_tokens, or use a larger GPU" if cuda else "Lower max_batch_size",
         )
     return pages
+
+
+def _check_longest(plan: CachePlan, pages: int, context: TransformContext) -> None:
+    """Say that no sequence can be as long as it may; raise `UsageError` where memory lacks for a length asked for.
+
+    The engine bounds sequences by the pages; graph and inputs stay those of the model's length.
+    """
+    own, longest, size = plan.limits.max_seq_len, plan.longest(pages), gib(plan.num_bytes(pages))
+    if longest >= own:
+        return
+    if "max_seq_len" in context.chosen:
+        context.facts.append(lowered("max_seq_len", own, longest, f"what a cache of {size} holds"))
+    elif plan.limits.max_tokens is not None and "max_tokens" not in context.chosen:
+        context.facts.append(f"the cache holds {longest} tokens, less than max_seq_len={own}")
+    else:
+        raise UsageError(
+            f"max_seq_len is {own:,} and a cache of {size}, all there is, holds {longest:,} tokens",
+            hint=f"Lower it to {longest}",
+        )
 
 
 @torch.inference_mode()

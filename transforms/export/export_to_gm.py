@@ -82,12 +82,14 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
 def _check_sizes(graph: nn.Module, name: str, context: TransformContext) -> None:
     """Refuse a graph that is not right for some length of a text, or some batch: nothing looks at that later.
 
+    A length that nobody asked for is lowered to what it is right for.
+
     The last token of the longest text is never an input.
     """
-    from onboard.graph.export.guards import broken_guard, refuse_broken_guard  # imports a computer algebra system
+    from onboard.graph.export.guards import broken_guard, fit_or_refuse  # imports a computer algebra system
 
     assert isinstance(graph, fx.GraphModule)
     if broken_guard(graph, max(_FARTHEST, context.runtime.max_seq_len) - 1) is None:
         context.longest = _FARTHEST
     else:
-        refuse_broken_guard(graph, name, context.runtime.max_seq_len - 1, "max_seq_len")
+        fit_or_refuse(graph, name, context, "max_seq_len", unread=1)

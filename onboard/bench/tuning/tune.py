@@ -26,6 +26,7 @@ from onboard.errors import OnboardError, UsageError
 from onboard.graph.fx import graph_modules
 from onboard.runtime.build import build_engine, resolve_device
 from onboard.runtime.engine import Engine
+from onboard.runtime.limits import ON_GPU
 from onboard.verify.error import rmse_ratio
 from onboard.verify.ways import plans, run_plan
 
@@ -206,7 +207,7 @@ def geometric_mean_ratio(times: Mapping[str, float], others: Mapping[str, float]
 
 def _tune_buckets(bench: _Bench, runtime: RuntimeConfig, tuning: Tuning) -> None:
     """Measure a decode step of every size that could be captured, and choose which are worth it."""
-    most = bench.subject.runtime.max_batch_size
+    most = bench.subject.runtime.max_batch_size or ON_GPU.max_batch_size
     context = min(shape.context for shape in bench.shapes)
     sizes = [size for size in _SIZES if size < most] + [most]
     graphs = runtime.cuda_graph_config.model_copy(update={"batch_sizes": sizes})

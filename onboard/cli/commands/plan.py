@@ -13,6 +13,7 @@ from onboard.cli.names import registered_names
 from onboard.cli.options import CacheDTypeName, DTypeName, ModeName
 from onboard.cli.result import Result
 from onboard.errors import ConsentRequiredError
+from onboard.gpu import gib
 from onboard.gpu_kinds import Gpus, known_gpus, parse_gpus
 from onboard.hub import go_offline
 
@@ -90,10 +91,12 @@ def _plan(
         if cache_dtype is not None:
             runtime.kv_cache_config.dtype = cache_dtype.value
         checkpoint = open_source(runtime.model, revision=runtime.revision).files()
-        made, facts = plan_memory(checkpoint, runtime, asked.memory, gpu=on_gpu, root=folder, model=model)
+        made, facts = plan_memory(
+            checkpoint, runtime, asked.memory, gpu=on_gpu, devices=asked.count, root=folder, model=model
+        )
     if asked.count > 1:
         facts.append(f"weights and caches are split evenly over {asked.count} GPUs here; onboard itself runs on one")
-    return made.over(asked.count, asked.memory), facts
+    return made, facts
 
 
 def _problem(model: str, plan: MemoryPlan, batch: int | None) -> ConsentRequiredError | None:
@@ -126,12 +129,6 @@ def _way_to_fit(plan: MemoryPlan) -> str:
     fewest = min(needed.values())
     name = next(name for name, count in needed.items() if count == fewest)
     return f"These sequences need {fewest} x {name}" if fewest > 1 else f"One {name} is enough"
-
-
-def gib(size: float) -> str:
-    """Return a size in GiB or, when small, in MiB, with three digits."""
-    value, unit = (size / 2**30, "GiB") if abs(size) >= 2**30 else (size / 2**20, "MiB")
-    return f"{value:,.{max(0, 2 - len(str(int(abs(value)))) + 1)}f} {unit}"
 
 
 def _document(model: str, plan: MemoryPlan, facts: list[str]) -> dict[str, Any]:
@@ -177,8 +174,8 @@ def _kinds(plan: MemoryPlan) -> str:
     """Return how many GPUs of each known kind all sequences need, in one sentence."""
     counts = {name: plan.devices_needed(size) for name, size in known_gpus().items()}
     words = ", ".join(f"{count} x {name}" for name, count in counts.items() if count)
-    limits = plan.limits
-    asked = f"{limits.max_batch_size:,} sequences of {limits.max_seq_len:,} tokens"
+    batch, context = plan.wanted or (plan.limits.max_batch_size, plan.limits.max_seq_len)
+    asked = f"{batch:,} sequences of {context:,} tokens" if batch > 1 else f"a sequence of {context:,} tokens"
     return f"GPUs for {asked}: {words or 'more than 64 of any kind'}"
 
 

@@ -162,6 +162,7 @@ def _document(model: str, llm: LLM, outputs: list[RequestOutput]) -> dict[str, A
     return {
         "model": model,
         "outputs": [asdict(output) for output in outputs],
+        "limits": llm.engine.limits,
         "stats": llm.engine.stats.as_dict(),
         "facts": llm.engine.facts,
     }

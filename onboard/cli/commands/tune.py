@@ -87,7 +87,7 @@ def _tune(
     given = config if config is not None and config.is_file() else None
     with open_subject(model, root, config=given, overrides=overrides, random_weights=random_weights) as subject:
         device = resolve_device(subject.runtime.device)
-        batches = numbers("batch", batch or f"1,{subject.runtime.max_batch_size}")
+        batches = numbers("batch", batch or f"1,{subject.runtime.max_batch_size or 8}")
         shapes = grid(batches, numbers("context", context), _OUTPUT[device.type])
         found = tune(subject, shapes, seed=seed, repeats=repeats, on_progress=_say)
     return found, device_name(device)

@@ -7,10 +7,11 @@ from dataclasses import replace
 import torch
 
 from onboard.cache.batch import SequenceInfo
-from onboard.cache.budget import CachePlan
+from onboard.cache.budget import HOST_SHARE, CachePlan, starting_share
 from onboard.cache.cached_sequence import CachedSequenceInterface
-from onboard.config import RuntimeConfig
+from onboard.config import SettledConfig
 from onboard.errors import UsageError
+from onboard.gpu import available_memory
 from onboard.graph.context import TransformContext
 
 
@@ -31,7 +32,7 @@ def make_interface(context: TransformContext) -> CachedSequenceInterface:
     )
 
 
-def _snapshots(runtime: RuntimeConfig) -> int:
+def _snapshots(runtime: SettledConfig) -> int:
     """Return the number of recurrent states that are kept for requests to come."""
     wanted = runtime.kv_cache_config.state_snapshots
     if not runtime.kv_cache_config.enable_block_reuse:
@@ -56,6 +57,36 @@ def cache_dtype(context: TransformContext) -> torch.dtype | None:
 
 
 def cache_plan(context: TransformContext) -> CachePlan:
-    """Return how many pages and slots the registered caches get in this run."""
-    limits = replace(context.cache.info.limits, max_tokens=context.runtime.kv_cache_config.max_tokens)
+    """Return how many pages and slots the registered caches get in this run.
+
+    Pages that take no memory, as those beside recurrent states alone, are as many as sequences can fill.
+    """
+    tokens = context.runtime.kv_cache_config.max_tokens
+    if "max_tokens" in context.chosen and not context.cache.bytes_per_page:
+        tokens = None
+    limits = replace(context.cache.info.limits, max_tokens=tokens)
     return CachePlan(limits, tuple(context.cache.resources.values()))
+
+
+def cache_share(context: TransformContext) -> float:
+    """Return the share of the free memory that the caches may take."""
+    return HOST_SHARE if "max_tokens" in context.chosen else context.runtime.kv_cache_config.free_gpu_memory_fraction
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes of a device that nobody uses."""
+    if device.type != "cuda":
+        return available_memory()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def fit_batch(context: TransformContext) -> None:
+    """Lower a batch size that nobody asked for to what the memory has room for, before any cache is allocated."""
+    if "max_batch_size" not in context.chosen:
+        return
+    share, why = starting_share(cache_share(context))
+    batch = cache_plan(context).fitting_batch(share * free_memory(context.device))
+    if batch < context.runtime.max_batch_size:
+        context.lower("max_batch_size", batch, why)
+        context.cache.narrow(batch, _snapshots(context.runtime))

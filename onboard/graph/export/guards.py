@@ -6,7 +6,7 @@ import linecache
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sympy import Basic, Expr, Integer, Symbol  # type: ignore[import-untyped]
 from torch import SymInt, fx
@@ -14,8 +14,13 @@ from torch import SymInt, fx
 from onboard.errors import OnboardError
 from onboard.graph.fx import fake_mode, placeholders
 
+if TYPE_CHECKING:
+    from onboard.graph.context import TransformContext
+
 MOST_ROWS = 4096
 """No batch is larger than this."""
+_WORTH_SERVING = 512
+"""A graph that is right for no more tokens is refused, unless that is what was asked for."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,20 @@ def refuse_broken_guard(gm: fx.GraphModule, name: str, longest: int, option: str
     raise OnboardError(
         f"the code of {name} takes another path {broken}", hint=f"{lower}, or try --mode transformers, which has none"
     )
+
+
+def fit_or_refuse(gm: fx.GraphModule, name: str, context: TransformContext, option: str, unread: int = 0) -> None:
+    """Lower a limit that nobody asked for to the lengths that a graph is right for; refuse any other broken guard.
+
+    `option` is the limit's name; the last `unread` tokens of as many are no input.
+    """
+    limit = getattr(context.runtime, option)
+    broken = broken_guard(gm, limit - unread)
+    may_be_less = option in context.chosen and broken is not None and broken.length > _WORTH_SERVING
+    if broken is not None and may_be_less and broken_guard(gm, broken.length - 1) is None:
+        context.lower(option, broken.length - 1 + unread, f"the code of {name} takes another path {broken}")
+    else:
+        refuse_broken_guard(gm, name, limit - unread, option)
 
 
 def broken_guard(gm: fx.GraphModule, longest: int) -> BrokenGuard | None:

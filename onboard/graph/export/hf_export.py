@@ -10,7 +10,7 @@ from torch import fx, nn
 from onboard.errors import OnboardError
 from onboard.graph.cache_init.attention_probe import check_calls
 from onboard.graph.context import TransformContext
-from onboard.graph.export.guards import refuse_broken_guard
+from onboard.graph.export.guards import fit_or_refuse
 from onboard.graph.export.hf_attention import AttentionCall, attention_recorded
 
 
@@ -34,7 +34,7 @@ def with_canonical_attention(model: nn.Module, export: Callable[[], nn.Module], 
             hint="Try --mode transformers, which needs no export",
         ) from error
     assert isinstance(graph, fx.GraphModule)
-    refuse_broken_guard(graph, type(model).__name__, context.runtime.max_num_tokens, "max_num_tokens")
+    fit_or_refuse(graph, type(model).__name__, context, "max_num_tokens")
     if calls:
         check_calls(model, calls)
     else:

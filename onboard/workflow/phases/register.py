@@ -92,10 +92,8 @@ def standalone_text(model: str, dtype: str, spec: ModelSpec, root: Path) -> str:
     """Return the model's self-contained config: the composition and what is the model's own, validated."""
     base = compose_config(composition_of(), root).model_dump(mode="json", exclude_unset=True)
     positions = max_positions(spec.config | (spec.repository.native if spec.repository else {}))
-    own = {
-        "dtype": dtype,
-        "max_seq_len": min(base["max_seq_len"], positions) if positions else base["max_seq_len"],
-    }
+    longest = base.get("max_seq_len")
+    own = {"dtype": dtype, "max_seq_len": min(longest, positions) if longest and positions else longest}
     first: dict[str, Any] = {"model": registry.identity(model)}
     if spec.revision:
         first["revision"] = spec.revision

@@ -78,7 +78,7 @@ def limitations(spec: ModelSpec, found: dict[str, Any]) -> list[str]:
     notes += [f"{note[0].upper()}{note[1:]}." for note in (full.get("comparison") or {}).get("notes", [])]
     positions, longest = max_positions(spec.config), settings.get("max_seq_len")
     if positions and longest and longest < positions:
-        notes.append(f"The config serves {longest:,} of the model's {positions:,} positions (max_seq_len).")
+        notes.append(f"The run had room for {longest:,} of the model's {positions:,} positions (max_seq_len).")
     return notes
 
 

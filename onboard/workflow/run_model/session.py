@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from onboard.config import RuntimeConfig
+from onboard.config import RuntimeConfig, SettledConfig
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
 from onboard.hf.text_tokens import special_tokens, text_tokens, up_to_special
 from onboard.hub import open_source
-from onboard.runtime.build import make_context, max_positions
+from onboard.runtime.build import make_context
+from onboard.runtime.limits import LIMITS, PROOF, max_positions
 from onboard.runtime.llm import LLM, RequestOutput
 from onboard.runtime.sampling import SamplingParams
 from onboard.verify.comparison import Kind, Observed, Passage, passages
@@ -61,7 +62,8 @@ class Session:
     def start(cls, config: RuntimeConfig, root: Path, distinct: bool = False) -> Session:
         """Build the model as users do, through `LLM`, with room for a prompt that passes the model's thresholds."""
         files = open_source(config.model, revision=config.revision).files()
-        context = make_context(files, config, root=root, model=config.model)
+        context = make_context(files, config, root=root, model=config.model, defaults=PROOF)
+        config = _with_limits(config, context.runtime)
         text = context.factory.text_config
         positions = max_positions(text)
         positions = None if positions is None else positions - context.first_position
@@ -229,6 +231,12 @@ def _same_text(first: RequestOutput, second: RequestOutput) -> tuple[torch.Tenso
     return _rows(first, count), _rows(second, count)
 
 
+def _with_limits(config: RuntimeConfig, settled: SettledConfig) -> RuntimeConfig:
+    """Return the config with limits that are numbers: a run is not the slower for what a user is served."""
+    numbers = {name: getattr(settled, name) for name in LIMITS}
+    return RuntimeConfig.model_validate(config.model_dump(exclude_unset=True) | numbers)
+
+
 def _with_room(config: RuntimeConfig, context: TransformContext, length: int) -> RuntimeConfig:
     """Return the config with sequences of `length` tokens allowed; a cache in the host's memory keeps its size."""
     served = context.runtime.max_seq_len
@@ -237,7 +245,7 @@ def _with_room(config: RuntimeConfig, context: TransformContext, length: int) ->
     values = config.model_dump(exclude_unset=True) | {"max_seq_len": length}
     cache = config.kv_cache_config
     if context.device.type == "cpu" and cache.max_tokens is None:
-        tokens = max(config.max_batch_size * served, length + cache.tokens_per_block)
+        tokens = max(context.runtime.max_batch_size * served, length + cache.tokens_per_block)
         values["kv_cache_config"] = cache.model_dump(exclude_unset=True) | {"max_tokens": tokens}
     return RuntimeConfig.model_validate(values)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from onboard.config import RuntimeConfig
+from onboard.config import SettledConfig
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import Stages, get_transform
 
@@ -29,7 +29,8 @@ def test_positions_move_where_prompts_may_have_images(towers: list[str], runtime
     for node in gm.graph.nodes:
         node.meta["val"] = torch.zeros(1, 3, dtype=torch.int64)
     factory: Any = SimpleNamespace(eager_modules=towers)
-    context = TransformContext(factory, RuntimeConfig(**runtime), torch.device("cpu"), torch.float32)
+    settled = SettledConfig(max_seq_len=16, max_batch_size=2, max_num_tokens=16, **runtime)
+    context = TransformContext(factory, settled, torch.device("cpu"), torch.float32)
     transform = get_transform(KEY)
     moved, info = transform(transform.config_class(stage=Stages.CACHE_INIT)).apply(gm, context)
     assert info.num_matches == moves

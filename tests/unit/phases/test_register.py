@@ -31,7 +31,16 @@ def test_a_model_gets_an_entry_and_a_config_that_agree(context_for: ContextFacto
     config = registry.load_standalone(registry.config_path(context.root, "tiny-llama"))
     assert config == compose(entry, context.root)
     assert (config.model, config.dtype, config.world_size) == ("org/Tiny-Llama", "auto", 1)
-    assert config.max_seq_len == 96, "bounded by the positions of the model"
+    assert config.max_seq_len is None, "as the model and the memory allow"
+
+
+def test_a_length_that_all_models_get_is_bounded_by_the_models_positions(context_for: ContextFactory) -> None:
+    context = context_for("org/Tiny-Llama")
+    path = registry.config_path(context.root, "dashboard_default")
+    path.parent.mkdir(parents=True)
+    path.write_text("max_seq_len: 512\n")
+    Register().run(context)
+    assert registry.load_standalone(registry.config_path(context.root, "tiny-llama")).max_seq_len == 96
 
 
 class _Trial:

@@ -19,6 +19,7 @@ from onboard.cli.documents import PlanDocument
 from onboard.cli.main import run
 from onboard.config import RuntimeConfig
 from onboard.errors import OnboardError, UsageError
+from onboard.gpu import gib
 from onboard.gpu_kinds import Gpus, known_gpus, parse_gpus, parse_size
 from onboard.graph.export.layer_kinds import Stack
 from onboard.graph.export.left_out import Occurrences
@@ -180,7 +181,19 @@ def test_the_command_says_what_fits(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_a_cache_of_float8_takes_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = str(_config(tmp_path, "llama"))
-    arguments = ["plan", checkpoint, "--gpu", "1GiB", "--dtype", "bfloat16", "--json"]
+    arguments = [
+        "plan",
+        checkpoint,
+        "--gpu",
+        "1GiB",
+        "--dtype",
+        "bfloat16",
+        "--json",
+        "--context",
+        "128",
+        "--batch",
+        "8",
+    ]
     sizes = []
     for options in ([], ["--cache-dtype", "float8_e4m3fn"]):
         assert run([*arguments, *options]) == 0

@@ -1,0 +1,80 @@
+"""How long sequences may be and how many come at a time, where nobody says so: by the model, the device, its memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from onboard.config import RuntimeConfig, SettledConfig
+from onboard.errors import UsageError
+
+LIMITS = ("max_seq_len", "max_batch_size", "max_num_tokens")
+ENDLESS = 32768
+"""Tokens of a sequence of a model that sets no limit, as recurrences do."""
+_POSITIONS = ("max_position_embeddings", "max_seq_len")
+"""How configs call the number of their positions."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Limits that nobody asked for."""
+
+    max_batch_size: int
+    max_num_tokens: int
+    max_seq_len: int | None = None
+    """None: the model's own."""
+    cached_tokens: int | None = None
+    """Of the caches, for each sequence of a batch; None: as many as fit."""
+
+
+ON_GPU = Defaults(max_batch_size=256, max_num_tokens=8192)
+ON_CPU = Defaults(max_batch_size=8, max_num_tokens=2048, cached_tokens=1024)
+PROOF = Defaults(max_batch_size=8, max_num_tokens=2048, max_seq_len=512)
+"""For runs that compare with transformers: they make room for what they read, and longer sequences prove no more."""
+
+
+def max_positions(config: Any) -> int | None:
+    """Return the longest sequence that a model's config allows, None if it does not say.
+
+    What scales rotary embeddings is in that number already: transformers reads no other limit from it, and tables end
+    there. `model_kwargs` that raise it raise this, too.
+    """
+    found = (getattr(config, name, None) for name in _POSITIONS)
+    return next((each for each in found if isinstance(each, int) and each > 0), None)
+
+
+def settled(
+    runtime: RuntimeConfig, config: Any, first_position: int, defaults: Defaults
+) -> tuple[SettledConfig, frozenset[str]]:
+    """Return the configuration with numbers for all limits, and the names of those that were chosen here.
+
+    `config` is the text model's. A chosen limit may be lowered by who knows the memory; one that was asked for is kept.
+    Raises `UsageError` for sequences that are longer than the model's.
+    """
+    chosen = {name for name in LIMITS if getattr(runtime, name) is None}
+    batch = runtime.max_batch_size or defaults.max_batch_size
+    numbers = {
+        "max_seq_len": _longest(runtime.max_seq_len, config, first_position, defaults),
+        "max_batch_size": batch,
+        "max_num_tokens": runtime.max_num_tokens or max(defaults.max_num_tokens, batch),
+    }
+    values = runtime.model_dump(exclude_unset=True) | numbers
+    cache = runtime.kv_cache_config
+    if defaults.cached_tokens is not None and cache.max_tokens is None and chosen & {"max_seq_len", "max_batch_size"}:
+        chosen.add("max_tokens")
+        tokens = max(batch * defaults.cached_tokens, runtime.max_seq_len or 0)
+        values["kv_cache_config"] = cache.model_dump(exclude_unset=True) | {"max_tokens": tokens}
+    return SettledConfig.model_validate(values), frozenset(chosen)
+
+
+def _longest(asked: int | None, config: Any, first_position: int, defaults: Defaults) -> int:
+    """Return the most tokens of a sequence that the model and its user allow."""
+    positions = max_positions(config)
+    limit = None if positions is None else positions - first_position
+    if asked is None:
+        return min(each for each in (limit or ENDLESS, defaults.max_seq_len) if each is not None)
+    if limit is None or asked <= limit:
+        return asked
+    if asked != positions:
+        raise UsageError(f"max_seq_len is {asked} and the model has {limit} positions", hint="Lower it")
+    return limit
