@@ -101,6 +101,7 @@ class SequenceInfo:
         )
         self._shown: IntArray | None = None  # the slots whose pages the block tables show
         self._places: dict[int, int] = {}  # where they do, by slot
+        self._filled = np.zeros(self.max_batch_size + 1, dtype=np.int64)  # columns of theirs that may be other than 0
         self._decoded: IntArray | None = None  # the very slots of the last step, if it was a plain decode step
         self.set_decode_example(1)
 
@@ -184,7 +185,8 @@ class SequenceInfo:
             self._write_mapping(layout, group, table[step.sequence, step.positions // self.page_size], step.positions)
             shown = layout.host[table_names(group)[0]][: len(slots)]
             shown[:, : table.shape[1]] = table
-            shown[:, table.shape[1] :] = 0
+            shown[:, table.shape[1] : self._filled[: len(slots)].max()] = 0
+        self._filled[: len(slots)] = tables.shape[2]
         self.rows.write_sampling(layout.host, np.zeros_like(slots), step.kv_lens)
         self._finish(
             layout, step, slots, step.ends - 1 if logits_rows is None else logits_rows, rope_length, position_ids
@@ -262,15 +264,24 @@ class SequenceInfo:
         target += positions % self.page_size
 
     def _show(self, layout: Layout, slots: IntArray) -> None:
-        """Bring the block tables up to date: as long as a batch stays together, only where pages have changed."""
+        """Bring the block tables up to date: as long as a batch stays together, only where pages have changed.
+
+        No more columns are written than have pages, or had some: a longest sequence's would be thousands.
+        """
         tables = [(layout.host[table_names(group)[0]], table) for group, table in enumerate(self.rows.tables)]
         if self._shown is not slots and (self._shown is None or not np.array_equal(self._shown, slots)):
             self._shown, self._places = slots, {slot: place for place, slot in enumerate(slots.tolist())}
+            filled, widths = self._filled[: len(slots)], self.rows.widths[slots]
+            width = max(filled.max(), widths.max())
             for shown, table in tables:
-                shown[: len(slots)] = table[slots]
+                shown[: len(slots), :width] = table[slots, :width]
+            filled[:] = widths
         for slot in self.rows.changed & self._places.keys():
+            place = self._places[slot]
+            width = max(self._filled[place], self.rows.widths[slot])
             for shown, table in tables:
-                shown[self._places[slot]] = table[slot]
+                shown[place, :width] = table[slot, :width]
+            self._filled[place] = self.rows.widths[slot]
         self.rows.changed.clear()
 
     def _finish(

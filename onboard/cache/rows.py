@@ -39,6 +39,8 @@ class SequenceRows:
         """Leading tokens of each sequence whose keys and values are cached."""
         self.tables: npt.NDArray[np.int32] = np.zeros((groups, slots, pages_per_sequence), dtype=np.int32)
         """Pages of each sequence, by group; 0 where it has none."""
+        self.widths = np.zeros(slots, dtype=np.int64)
+        """Leading columns of each sequence's tables behind which it has no pages: far fewer than a longest one has."""
         self.changed: set[int] = set()
         """Whose pages changed since a step's block tables were last brought up to date."""
 
@@ -47,7 +49,8 @@ class SequenceRows:
         self.tokens[slot, : len(tokens)] = tokens
         self.num_tokens[slot] = len(tokens)
         self.num_cached[slot] = 0
-        self.tables[:, slot] = 0
+        self.tables[:, slot, : self.widths[slot]] = 0
+        self.widths[slot] = 0
         self.changed.add(slot)
 
     def tokens_at(self, slots: IntArray, positions: IntArray) -> IntArray:
@@ -81,5 +84,7 @@ class SequenceRows:
 
     def set_pages(self, slot: int, group: int, first: int, pages: Sequence[int]) -> None:
         """Write the pages of a sequence from its page number `first` on."""
-        self.tables[group, slot, first : first + len(pages)] = pages
+        end = first + len(pages)
+        self.tables[group, slot, first:end] = pages
+        self.widths[slot] = max(self.widths[slot], end)
         self.changed.add(slot)

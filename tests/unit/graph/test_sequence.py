@@ -14,14 +14,16 @@ def _make_info(**overrides: int) -> SequenceInfo:
     return SequenceInfo(**sizes, device=torch.device("cpu"))
 
 
-def _set(info: SequenceInfo, batch: list[tuple[int, int, list[int]]], **kwargs: object) -> np.ndarray:
+def _set(
+    info: SequenceInfo, batch: list[tuple[int, int, list[int]]], two_groups: bool = False, **kwargs: object
+) -> np.ndarray:
     """`batch` holds (start, length, pages); return the token ids."""
     ids = np.array([random.randrange(1, 1000) for _, length, _ in batch for _ in range(length)])
     pages = np.zeros((len(batch), info.pages_per_sequence), dtype=np.int32)
     for row, (_, _, owned) in zip(pages, batch, strict=True):
         row[: len(owned)] = owned
     starts, lengths = (np.array([each[i] for each in batch]) for i in (0, 1))
-    info.set_batch(ids, starts, lengths, pages, **kwargs)
+    info.set_batch(ids, starts, lengths, np.stack([pages, pages]) if two_groups else pages, **kwargs)
     return ids
 
 
@@ -223,14 +225,40 @@ def test_after_a_step_of_several_tokens_all_of_the_next_one_is_written() -> None
         info, slots = _make_info(), np.array([1, 2])
         info.rows.num_cached[slots] = 4, 6
         info.rows.tokens[:3, :20] = np.arange(60).reshape(3, 20)
-        for table in info.rows.tables:
-            table[slots, :3] = [[1, 2, 3], [4, 5, 6]]
+        for slot, pages in zip(slots, ([1, 2, 3], [4, 5, 6]), strict=True):
+            info.rows.set_pages(slot, 0, 0, pages)
         if lengths is not None:
             info.set_rows(slots, lengths)
         info.rows.num_cached[slots] = 7, 7
         info.set_rows(slots)
         found.append({name: tensor.tolist() for name, tensor in info.args.items()})
     assert found[0] == found[1]
+
+
+def test_tables_show_every_batch_s_pages_and_no_others() -> None:
+    """Whatever was shown before, longer or shorter: against tables in which each row is written whole."""
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    info = _make_info(max_seq_len=80)
+    info.set_groups(2)
+    slots = np.array([1, 2])
+    for _ in range(100):
+        if draw.random() < 0.2:
+            lengths = [draw.randrange(1, 80) for _ in range(draw.randrange(1, 5))]
+            _set(info, [(length - 1, 1, [7] * -(-length // 4)) for length in lengths], two_groups=True)
+            continue
+        for slot in draw.sample(range(1, 5), 2):
+            if draw.random() < 0.5:
+                info.rows.start(slot, [1] * draw.randrange(1, 40))
+                info.rows.num_cached[slot] = info.rows.num_tokens[slot] - 1
+            first = draw.randrange(15)
+            info.rows.set_pages(slot, draw.randrange(2), first, [draw.randrange(1, 50) for _ in range(5)])
+        if draw.random() < 0.5:
+            slots = np.array(draw.sample(range(1, 5), draw.randrange(1, 5)))
+        info.set_rows(slots)
+        for group, name in enumerate(("block_table", "block_table_1")):
+            assert info.args[name].tolist() == info.rows.tables[group, slots].tolist()
 
 
 def test_a_full_batch_has_room_for_the_padding_row_of_a_rotary_table() -> None:

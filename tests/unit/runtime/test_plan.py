@@ -14,7 +14,6 @@ from transformers import AutoConfig
 
 from onboard.cache.budget import Limits, MemoryPlan
 from onboard.cache.resources import KVPagedResource
-from onboard.cli.commands.plan import gib
 from onboard.cli.documents import PlanDocument
 from onboard.cli.main import run
 from onboard.config import RuntimeConfig
