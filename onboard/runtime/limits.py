@@ -58,12 +58,12 @@ def settled(
         "max_batch_size": batch,
         "max_num_tokens": runtime.max_num_tokens or max(defaults.max_num_tokens, batch),
     }
-    values = runtime.model_dump(exclude_unset=True) | numbers
+    values = runtime.model_dump() | numbers
     cache = runtime.kv_cache_config
     if defaults.cached_tokens is not None and cache.max_tokens is None and chosen & {"max_seq_len", "max_batch_size"}:
         chosen.add("max_tokens")
         tokens = max(batch * defaults.cached_tokens, runtime.max_seq_len or 0)
-        values["kv_cache_config"] = cache.model_dump(exclude_unset=True) | {"max_tokens": tokens}
+        values["kv_cache_config"] = cache.model_dump() | {"max_tokens": tokens}
     return SettledConfig.model_validate(values), frozenset(chosen)
 
 

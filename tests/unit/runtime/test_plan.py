@@ -180,19 +180,8 @@ def test_the_command_says_what_fits(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_a_cache_of_float8_takes_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = str(_config(tmp_path, "llama"))
-    arguments = [
-        "plan",
-        checkpoint,
-        "--gpu",
-        "1GiB",
-        "--dtype",
-        "bfloat16",
-        "--json",
-        "--context",
-        "128",
-        "--batch",
-        "8",
-    ]
+    limits = ["--context", "128", "--batch", "8"]
+    arguments = ["plan", checkpoint, "--gpu", "1GiB", "--dtype", "bfloat16", "--json", *limits]
     sizes = []
     for options in ([], ["--cache-dtype", "float8_e4m3fn"]):
         assert run([*arguments, *options]) == 0
