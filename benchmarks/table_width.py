@@ -2,9 +2,9 @@
 
     python benchmarks/table_width.py [--batch 1,8,64,256] [--context 128] [--max-seq-len 1024,131072] [--config FILE]
 
-One model with random weights (without `--config` one of the shape of Qwen3-0.6B) is built for each longest sequence, and
-decodes the same prompts; all else is alike. A figure is the median of a step, in milliseconds, the ratio that of the
-widest table to the narrowest.
+One model with random weights (without `--config` one of the shape of Qwen3-0.6B) is built for each longest
+sequence, and decodes the same prompts; all else is alike. A figure is the median of a step, in
+milliseconds, the ratio that of the widest table to the narrowest.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ EQUIVALENT = {
     ("scheduler", "length <= sequence.room -> length < sequence.room"): "the longer way comes to the same",
     (
         "step_buffer",
-        "ends[1] - _aligned(sequences * self._table_row) -> ends[1] + _aligned(sequences * self._table_row)",
+        "ends[1] - groups * _aligned(sequences * pages_per_sequence * torch.int32.itemsize)"
+        " -> ends[1] + groups * _aligned(sequences * pages_per_sequence * torch.int32.itemsize)",
     ): "it is how much of the buffer is copied to a GPU",
 }
 """(File, mistake): why it changes no result here."""

@@ -186,6 +186,7 @@ class SequenceInfo:
             shown = layout.host[table_names(group)[0]][: len(slots)]
             shown[:, : table.shape[1]] = table
             shown[:, table.shape[1] : self._filled[: len(slots)].max()] = 0
+        self.buffer.widths[: len(slots)] = max(tables.shape[2], self._filled[: len(slots)].max())
         self._filled[: len(slots)] = tables.shape[2]
         self.rows.write_sampling(layout.host, np.zeros_like(slots), step.kv_lens)
         self._finish(
@@ -268,21 +269,22 @@ class SequenceInfo:
 
         No more columns are written than have pages, or had some: a longest sequence's would be thousands.
         """
-        tables = [(layout.host[table_names(group)[0]], table) for group, table in enumerate(self.rows.tables)]
         if self._shown is not slots and (self._shown is None or not np.array_equal(self._shown, slots)):
             self._shown, self._places = slots, {slot: place for place, slot in enumerate(slots.tolist())}
-            filled, widths = self._filled[: len(slots)], self.rows.widths[slots]
-            width = max(filled.max(), widths.max())
-            for shown, table in tables:
-                shown[: len(slots), :width] = table[slots, :width]
-            filled[:] = widths
-        for slot in self.rows.changed & self._places.keys():
-            place = self._places[slot]
-            width = max(self._filled[place], self.rows.widths[slot])
-            for shown, table in tables:
-                shown[place, :width] = table[slot, :width]
-            self._filled[place] = self.rows.widths[slot]
+            self._show_rows(layout, slice(len(slots)), slots)
+        else:
+            for slot in self.rows.changed & self._places.keys():
+                place = self._places[slot]
+                self._show_rows(layout, slice(place, place + 1), np.array([slot]))
         self.rows.changed.clear()
+
+    def _show_rows(self, layout: Layout, places: slice, slots: IntArray) -> None:
+        """Write some rows of the block tables."""
+        filled, widths = self._filled[places], self.rows.widths[slots]
+        width = max(filled.max(), widths.max())
+        for group, table in enumerate(self.rows.tables):
+            layout.host[table_names(group)[0]][places, :width] = table[slots, :width]
+        filled[:], self.buffer.widths[places] = widths, width
 
     def _finish(
         self,

@@ -86,14 +86,20 @@ class StepBuffer:
             _layout(sequences, {**small, **middle}, slice(0, ends[1])),
             _layout(tokens, {**middle, **large}, slice(ends[0], ends[2])),
         ]
-        # The last block table is behind all else that a decode step has; bytes.
-        self._table_row = pages_per_sequence * torch.int32.itemsize
-        self._last_table = ends[1] - _aligned(sequences * self._table_row)
+        # Block tables are behind all else that a decode step has, each with a row for each sequence; bytes.
+        self._tables = ends[1] - groups * _aligned(sequences * pages_per_sequence * torch.int32.itemsize)
+        tables = (middle[table_names(group)[0]] for group in range(groups))
+        self._shown_tables = [(on_device, torch.from_numpy(on_host)) for on_host, on_device in tables]
+        self._widths = torch.zeros(sequences, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.widths = self._widths.numpy()
+        """[sequences] leading columns of each row of the block tables that a decode step copies."""
         self._written: Layout | None = None  # and not copied yet
         cuda = device.type == "cuda"
         # External: a CUDA graph that records it, too, does so for the host.
         self._copied = torch.cuda.Event(external=True) if cuda else None  # type: ignore[no-untyped-call]
-        self._copy: Any = import_module("onboard.ops.triton.host_copy").copy if cuda and has_triton() else _copy
+        kernels: Any = import_module("onboard.ops.triton.host_copy") if cuda and has_triton() else None
+        self._copy = kernels.copy if kernels else _copy
+        self._copy_rows = kernels.copy_rows if kernels else _copy_rows
 
     @property
     def num_bytes(self) -> int:
@@ -121,8 +127,10 @@ class StepBuffer:
     def fetch(self, sequences: int) -> None:
         """Copy a decode step of as many sequences; a CUDA graph that captures this does so at every replay."""
         if self._copied is not None:
-            words = slice(-(-(self._last_table + sequences * self._table_row) // torch.int64.itemsize))
+            words = slice(self._tables // torch.int64.itemsize)
             self._copy(self._device.view(torch.int64)[words], self._host.view(torch.int64)[words])
+            for target, source in self._shown_tables:
+                self._copy_rows(target[:sequences], source[:sequences], self._widths[:sequences])
             self._copied.record()
 
     def fetched(self) -> None:
@@ -140,6 +148,10 @@ class StepBuffer:
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source, non_blocking=True)
+
+
+def _copy_rows(target: torch.Tensor, source: torch.Tensor, widths: torch.Tensor) -> None:
     target.copy_(source, non_blocking=True)
 
 

@@ -18,6 +18,23 @@ def copy_kernel(out_ptr, in_ptr, count, BLOCK: tl.constexpr):
     tl.store(out_ptr + i, tl.load(in_ptr + i, mask=i < count), mask=i < count)
 
 
+@triton.jit
+def copy_rows_kernel(out_ptr, in_ptr, widths_ptr, stride, BLOCK: tl.constexpr):
+    """Copy BLOCK numbers of a row, those that are within its width."""
+    row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < tl.load(widths_ptr + row)
+    tl.store(out_ptr + row * stride + i, tl.load(in_ptr + row * stride + i, mask=inside), mask=inside)
+
+
+def copy_rows(target: Tensor, source: Tensor, widths: Tensor) -> None:
+    """Copy the leading `widths` [rows] numbers of each row of contiguous ones [rows, columns].
+
+    Widths are read when the kernel runs: a captured copy takes as long as what is to be copied then.
+    """
+    rows, columns = target.shape
+    copy_rows_kernel[(rows, triton.cdiv(columns, BLOCK))](target, source, widths, columns, BLOCK=BLOCK)
+
+
 def copy(target: Tensor, source: Tensor) -> None:
     """Copy contiguous numbers; either may be pinned memory of the host."""
     copy_kernel[(triton.cdiv(target.numel(), BLOCK),)](target, source, target.numel(), BLOCK=BLOCK)

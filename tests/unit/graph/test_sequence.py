@@ -236,17 +236,21 @@ def test_after_a_step_of_several_tokens_all_of_the_next_one_is_written() -> None
 
 
 def test_tables_show_every_batch_s_pages_and_no_others() -> None:
-    """Whatever was shown before, longer or shorter: against tables in which each row is written whole."""
+    """Whatever was shown before, longer or shorter: against tables in which each row is written whole.
+
+    A device that has the columns of before and copies as many as it is told to has all of them.
+    """
     seed = random.randrange(2**31)
     print(f"seed {seed}")
     draw = random.Random(seed)
     info = _make_info(max_seq_len=80)
     info.set_groups(2)
-    slots = np.array([1, 2])
+    slots, copied = np.array([1, 2]), np.zeros((2, 5, 20), dtype=np.int32)
     for _ in range(100):
         if draw.random() < 0.2:
             lengths = [draw.randrange(1, 80) for _ in range(draw.randrange(1, 5))]
             _set(info, [(length - 1, 1, [7] * -(-length // 4)) for length in lengths], two_groups=True)
+            _copy_shown(info, copied, len(lengths))
             continue
         for slot in draw.sample(range(1, 5), 2):
             if draw.random() < 0.5:
@@ -259,6 +263,15 @@ def test_tables_show_every_batch_s_pages_and_no_others() -> None:
         info.set_rows(slots)
         for group, name in enumerate(("block_table", "block_table_1")):
             assert info.args[name].tolist() == info.rows.tables[group, slots].tolist()
+        _copy_shown(info, copied, len(slots))
+
+
+def _copy_shown(info: SequenceInfo, copied: np.ndarray, rows: int) -> None:
+    for target, name in zip(copied, ("block_table", "block_table_1"), strict=True):
+        shown = info.args[name].numpy()
+        for row, width in enumerate(info.buffer.widths[:rows]):
+            target[row, :width] = shown[row, :width]
+        assert (target[:rows] == shown).all()
 
 
 def test_a_full_batch_has_room_for_the_padding_row_of_a_rotary_table() -> None:

@@ -97,3 +97,13 @@ def test_numbers_are_copied_up_to_the_last(count: int) -> None:
     host_copy.copy(target[:count], (source.pin_memory() if target.is_cuda else source)[:count])
     assert torch.equal(target[:count].cpu(), source[:count])
     assert not target[count:].any()
+
+
+def test_rows_are_copied_up_to_their_widths() -> None:
+    """On a GPU the source and the widths are memory of the host."""
+    widths = torch.tensor([0, 1, 512, 700, 1300], dtype=torch.int32)
+    source = torch.randint(-(2**30), 2**30, (5, 1300), dtype=torch.int32)
+    target = torch.zeros(5, 1300, dtype=torch.int32, device=DEVICE)
+    host_copy.copy_rows(target, *(each.pin_memory() if target.is_cuda else each for each in (source, widths)))
+    inside = torch.arange(1300) < widths[:, None]
+    assert torch.equal(target.cpu(), source.where(inside, 0))

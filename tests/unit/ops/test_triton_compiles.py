@@ -113,7 +113,9 @@ def test_kernels_that_choose_tokens(kernels: list[Any], dtype: torch.dtype) -> N
         torch.ones(3, dtype=torch.int32),
     )
     host_copy.copy(latest, latest)
-    assert_compiled(kernels, {"fill_kernel", "largest_kernel", "choose_kernel", "copy_kernel"})
+    table = torch.zeros(3, 4096, dtype=torch.int32)
+    host_copy.copy_rows(table, table, torch.ones(3, dtype=torch.int32))
+    assert_compiled(kernels, {"fill_kernel", "largest_kernel", "choose_kernel", "copy_kernel", "copy_rows_kernel"})
 
 
 MATRIX = {"matrix_kernel", "_rmsnorm_kernel"}
