@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import fx, nn
 
+from onboard.config import SettledConfig
 from onboard.errors import OnboardError
+from onboard.graph.context import TransformContext
 from onboard.graph.export.export import export_to_graph
-from onboard.graph.export.guards import broken_guard, broken_guards, refuse_broken_guard
+from onboard.graph.export.guards import broken_guard, broken_guards, fit_or_refuse, refuse_broken_guard
 
 TRACED = (3, 11)
 
@@ -71,3 +73,18 @@ def test_the_refusal_says_what_the_code_asks_and_what_to_do() -> None:
         refuse_broken_guard(gm, "Model", 2048, "max_seq_len")
     assert str(e.value.hint).startswith("Lower max_seq_len below 65")
     refuse_broken_guard(gm, "Model", 64, "max_seq_len")
+
+
+@pytest.mark.parametrize(("unread", "limit"), [(0, 600), (1, 601)])
+def test_a_limit_that_nobody_asked_for_is_lowered_to_what_the_graph_is_right_for(unread: int, limit: int) -> None:
+    gm = _exported(lambda ids: ids.shape[1] > 600)
+    runtime = SettledConfig(max_seq_len=4096, max_batch_size=2, max_num_tokens=16)
+    context = TransformContext(None, runtime, torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
+    with pytest.raises(OnboardError, match="Lower max_seq_len below 601"):
+        fit_or_refuse(gm, "Model", context, "max_seq_len", unread)
+    context.chosen = frozenset({"max_seq_len"})
+    fit_or_refuse(gm, "Model", context, "max_seq_len", unread)
+    assert context.runtime.max_seq_len == limit
+    assert context.facts[0].startswith(f"max_seq_len 4,096 -> {limit}: the code of Model takes another path")
+    with pytest.raises(OnboardError, match="Lower max_seq_len below 65"):
+        fit_or_refuse(_exported(lambda ids: ids.shape[1] > 64), "Model", context, "max_seq_len", unread)
