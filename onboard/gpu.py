@@ -1,10 +1,14 @@
-"""This machine: its GPUs' memory through NVML, the system's otherwise, and its processor."""
+"""This machine: its GPUs' memory through NVML, the system's otherwise, its processor, and what is installed."""
 
 from __future__ import annotations
 
 import os
 import platform
+import runpy
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -133,3 +137,22 @@ def processor() -> str:
     lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine()
+
+
+def version(package: str) -> str:
+    """Return the version of an installed package, that of torch with its build: "2.11.0+cu130".
+
+    Raises:
+        PackageNotFoundError: of `importlib.metadata`; it is not installed.
+    """
+    found = metadata.version(package)
+    return _torch() if package == "torch" else found
+
+
+@cache
+def _torch() -> str:
+    """Return what torch says itself: wheels of the same release for CPUs and GPUs may have one metadata."""
+    spec = find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(runpy.run_path(str(Path(spec.origin).with_name("version.py")))["__version__"])

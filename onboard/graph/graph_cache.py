@@ -18,7 +18,7 @@ import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +29,7 @@ from torch import fx, nn
 from onboard.cache.resources import CacheResource, KVPagedResource
 from onboard.content import CONTENT_ROOT
 from onboard.extensions import extensions_digest
+from onboard.gpu import version
 from onboard.graph.cache_init.interface import make_interface
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.saved_graph import CannotSaveError, load_graph, save_graph

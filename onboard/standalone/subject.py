@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 
 from onboard import __version__
 from onboard.errors import OnboardError, UsageError
+from onboard.gpu import version
 from onboard.graph.factory import ModelFactory
 from onboard.graph.weight_load.converted_weights import Source
 from onboard.graph.weight_load.parameters import tied_names

@@ -102,8 +102,7 @@ def hash_inputs(inputs: Mapping[str, Any], versions: Mapping[str, str]) -> str:
 
 def current_versions() -> dict[str, str]:
     """Return the versions that results depend on."""
-    from importlib.metadata import version
-
     from onboard import __version__
+    from onboard.gpu import version
 
     return {"onboard": __version__, **{name: version(name) for name in ("torch", "transformers")}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +13,7 @@ import typer
 
 from onboard.cli.options import AsJson
 from onboard.cli.result import Result
+from onboard.gpu import version
 
 _PACKAGES = ("onboard", "torch", "transformers", "huggingface_hub", "safetensors", "tokenizers", "triton", "ruff")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from onboard.gpu import processor
+from onboard.gpu import processor, version
 from onboard.workflow.reporting.provenance import log_head, onboard_command, provenance
 from onboard.workflow.reporting.report_view import about
 
@@ -59,6 +59,16 @@ def test_versions_are_those_that_run_and_commits_those_of_checkouts(context_for:
     assert f"commit of the root: {head}" in head_lines
     (context.root / "a.txt").write_text("2")
     assert provenance(context)["root_commit"] == f"{head}-dirty"
+
+
+def test_the_version_of_torch_names_its_build_whatever_the_metadata_of_its_wheel_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As torch 2.11.0+cu130, whose metadata say 2.11.0."""
+    release = torch.__version__.partition("+")[0]
+    monkeypatch.setattr("onboard.gpu.metadata.version", lambda _: release)
+    assert version("torch") == torch.__version__
+    assert version("transformers") == release
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
