@@ -8,10 +8,17 @@ from torch.nn import functional as F
 
 from onboard.ops.activation import activation_function
 from onboard.ops.library import register_op
-from onboard.ops.norm import torch_rmsnorm
+from onboard.ops.norm import fake_rmsnorm, torch_rmsnorm
 
 
-@register_op()
+def _fake_fused_add_rmsnorm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return fake_rmsnorm(total if dtype is None else total.to(dtype), weight, eps), total
+
+
+@register_op(_fake_fused_add_rmsnorm)
 def torch_fused_add_rmsnorm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -31,7 +38,11 @@ def torch_fused_add_rmsnorm(
     return torch_rmsnorm(total if dtype is None else total.to(dtype), weight, eps), total
 
 
-@register_op()
+def _fake_silu_and_mul(x: Tensor, activation: str = "silu") -> Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+@register_op(_fake_silu_and_mul)
 def torch_silu_and_mul(x: Tensor, activation: str = "silu") -> Tensor:
     """act(gate) * up, where gate is the first half of the last dimension and up the second.
 
@@ -46,7 +57,13 @@ def torch_silu_and_mul(x: Tensor, activation: str = "silu") -> Tensor:
     return activation_function(activation)(gate) * up
 
 
-@register_op()
+def _fake_fused_swiglu_mlp(
+    input: Tensor, gate_up_weight: Tensor, down_weight: Tensor, *_: object, **__: object
+) -> Tensor:
+    return input.new_empty((*input.shape[:-1], down_weight.shape[0]))
+
+
+@register_op(_fake_fused_swiglu_mlp)
 def torch_fused_swiglu_mlp(
     input: Tensor,
     gate_up_weight: Tensor,

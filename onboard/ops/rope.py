@@ -48,7 +48,22 @@ def complex_freqs(cos: Tensor, sin: Tensor) -> Tensor:
     return torch.complex(cos[..., once].float(), sin[..., once].float())
 
 
-@register_op()
+def _fake_rotated(x: Tensor, size: int) -> Tensor:
+    """Whole heads keep the order of their strides; a part of each and its rest are put together anew."""
+    return torch.empty_like(x) if size == x.shape[-1] else x.new_empty(x.shape)
+
+
+def fake_rope(q: Tensor, k: Tensor, cos: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    """Return what half rotation gives."""
+    return _fake_rotated(q, cos.shape[-1]), _fake_rotated(k, cos.shape[-1])
+
+
+def fake_moved_rope(q: Tensor, k: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    """Return what rotations give that move channels."""
+    return q.new_empty(q.shape), k.new_empty(k.shape)
+
+
+@register_op(fake_rope)
 def torch_rope_with_explicit_cos_sin(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
@@ -67,7 +82,7 @@ def torch_rope_with_explicit_cos_sin(
     return _rotate_leading(q, cos, sin, False), _rotate_leading(k, cos, sin, False)
 
 
-@register_op()
+@register_op(fake_moved_rope)
 def torch_rope_with_complex_freqs(
     xq: Tensor, xk: Tensor, freqs_cis: Tensor, unsqueeze_dim: int = 2
 ) -> tuple[Tensor, Tensor]:
@@ -85,7 +100,7 @@ def torch_rope_with_complex_freqs(
     return _rotate_pairs(xq, freqs), _rotate_pairs(xk, freqs)
 
 
-@register_op()
+@register_op(fake_moved_rope)
 def torch_rope_with_qk_interleaving(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:

@@ -85,3 +85,19 @@ def test_registration_is_sound(dtype: torch.dtype) -> None:
     torch.library.opcheck(ops.torch_l2norm.default, (x, 1e-6))
     torch.library.opcheck(ops.torch_layernorm.default, (x, weight, None, 1e-6))
     torch.library.opcheck(ops.torch_fused_add_rmsnorm.default, (x, x + 1, weight, 1e-6))
+
+
+def test_fake_results_are_as_real_ones() -> None:
+    """In dtypes that are promoted, and of rows that lie in memory in another order."""
+    for x_dtype, weight_dtype in ((torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16)):
+        for x in (torch.randn(2, 3, 4, 8).to(x_dtype), torch.randn(2, 4, 3, 8).to(x_dtype).transpose(1, 2)):
+            weight = torch.randn(8).to(weight_dtype)
+            torch.library.opcheck(ops.torch_rmsnorm.default, (x, weight, 1e-6), test_utils="test_faketensor")
+            torch.library.opcheck(
+                ops.torch_fused_add_rmsnorm.default,
+                (x, x.float() + 1, weight.half(), 1e-6, torch.float16),
+                test_utils="test_faketensor",
+            )
+    x, up, down = torch.randn(2, 3, 8), torch.randn(12, 8), torch.randn(5, 6)
+    torch.library.opcheck(ops.torch_silu_and_mul.default, (x,), test_utils="test_faketensor")
+    torch.library.opcheck(ops.torch_fused_swiglu_mlp.default, (x, up, down), test_utils="test_faketensor")

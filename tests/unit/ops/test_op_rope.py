@@ -97,6 +97,21 @@ def test_registration_is_sound(size: int) -> None:
     torch.library.opcheck(ops.torch_rope_with_complex_freqs.default, (q, k, freqs))
 
 
+@pytest.mark.parametrize("size", [6, 8])
+@pytest.mark.parametrize("dim", [1, 2])
+def test_fake_results_lie_in_memory_as_real_ones_do(size: int, dim: int) -> None:
+    """Heads swapped with the sequence, and cut out of a projection of queries, keys and values."""
+    cos, sin = table(2, 5, size)
+    freqs = torch.polar(torch.ones(2, 5, size // 2), angles(2, 5, size))
+    for q, k in ((heads(2, 5, 4, 8), heads(2, 5, 2, 8)), heads(2, 5, 6, 8).split((4, 2), dim=2)):
+        q, k = (x.transpose(1, 2) if dim == 1 else x for x in (q, k))
+        for op in (ops.torch_rope_with_explicit_cos_sin, ops.torch_rope_with_qk_interleaving):
+            torch.library.opcheck(op.default, (q, k, cos, sin, dim), test_utils="test_faketensor")
+        torch.library.opcheck(
+            ops.torch_rope_with_complex_freqs.default, (q, k, freqs, dim), test_utils="test_faketensor"
+        )
+
+
 @pytest.mark.parametrize("side_by_side", [True, False])
 def test_complex_frequencies_are_read_off_either_layout_of_a_table(side_by_side: bool) -> None:
     angle = angles(2, 5, 12)
