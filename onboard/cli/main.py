@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -61,7 +62,9 @@ def main() -> None:
     if not debug:
         _silence_libraries()
     # Every command has the option, so none of them needs to know it.
-    sys.exit(run([word for word in sys.argv[1:] if word != "--debug"], debug=debug))
+    code = run([word for word in sys.argv[1:] if word != "--debug"], debug=debug)
+    gc.freeze()  # or the interpreter, as it ends, looks through the libraries for garbage: a second and more
+    sys.exit(code)
 
 
 def run(arguments: list[str], *, debug: bool = False) -> int:

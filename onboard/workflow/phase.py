@@ -67,7 +67,7 @@ class RunContext:
     run_module: RunModule = in_new_interpreter
     """How phases start programs of Python."""
     warm_up: Callable[[], None] = _nothing_to_warm
-    """Called when programs will be started in a while."""
+    """Called before the libraries are needed, here and in programs that will be started in a while."""
     doing: Tell = _to_nobody
     """Hears what the phase that runs is at."""
 

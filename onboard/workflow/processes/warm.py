@@ -10,7 +10,8 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
@@ -18,36 +19,76 @@ from typing import IO, Any
 from onboard.workflow.processes.orphans import die_with
 from onboard.workflow.processes.programs import NOTHING, NewServer, in_new_interpreter, serve
 
-_IMPORTS = (
-    *("torch", "torch.export", "torch._dynamo", "transformers", "pytest", "jinja2"),
-    *("transformers.modeling_utils", "transformers.models.auto.modeling_auto", "onboard.workflow.phase_runner"),
+_LIBRARIES = (
+    *("torch", "torch.export", "torch._dynamo", "transformers", "jinja2"),
     *(
-        "onboard.analysis.analyze",
-        "onboard.verify.blocks",
-        "onboard.codegen.model_file",
-        "onboard.codegen.equivalence_test",
+        "transformers.modeling_utils",
+        "transformers.models.auto.modeling_auto",
+        "onboard.graph.weight_load.rehearsed_load",
     ),
-    *("onboard.runtime.llm", "onboard.testing", "onboard.testing.plugin"),
-    *("onboard.workflow.run_model.run_model", "onboard.review.reviewer", "nbformat.v4"),
-    *("torch.export._trace", "sympy.tensor.tensor", "onboard.graph.weight_load.rehearsed_load"),
+    *("onboard.analysis.analyze", "onboard.verify.blocks", "onboard.codegen.model_file", "onboard.review.reviewer"),
+    *("torch.export._trace", "sympy.tensor.tensor"),  # what an export would import in its turn
 )
-"""The last line: what an export, and a child, would import in their turn, each for itself."""
+"""What a run's phases need."""
+
+_OF_PROGRAMS = (
+    *(
+        "pytest",
+        "onboard.workflow.phase_runner",
+        "onboard.codegen.equivalence_test",
+        "onboard.testing",
+        "onboard.testing.plugin",
+    ),
+    *("onboard.runtime.llm", "onboard.workflow.run_model.run_model", "nbformat.v4"),
+    *("transformers.modeling_layers", "transformers.processing_utils"),  # what a child would import in its turn
+)
+"""What a run's programs need besides."""
+
+
+@contextmanager
+def _for_good() -> Iterator[None]:
+    """Keep the collector from what is imported meanwhile: it stays, and need not be looked through again and again.
+
+    No child copies its pages by doing so, either.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def import_libraries() -> None:
+    """Import what a run's phases need."""
+    with _for_good():
+        for name in _LIBRARIES:
+            importlib.import_module(name)
 
 
 def import_all(*more: str) -> None:
     """Import what a run's programs need, and `more`; one thread, or forking is not safe."""
-    for name in (*_IMPORTS, *more):
-        importlib.import_module(name)
-    from onboard.graph.pipeline import load_pipeline
-    from onboard.graph.transform import get_transform, transform_keys
-    from onboard.workflow.phase_runner import load_phases
+    with _for_good():
+        for name in (*_LIBRARIES, *_OF_PROGRAMS, *more):
+            importlib.import_module(name)
+        from onboard.graph.pipeline import load_pipeline
+        from onboard.graph.transform import get_transform, transform_keys
+        from onboard.workflow.phase_runner import load_phases
 
-    load_phases()
-    for key in transform_keys():
-        get_transform(key)
-    load_pipeline({})
-    gc.collect()
-    gc.freeze()  # what was imported stays: no child looks through it for garbage, or copies its pages by doing so
+        load_phases()
+        for key in transform_keys():
+            get_transform(key)
+        load_pipeline({})
+        _export_once()
+
+
+def _export_once() -> None:
+    """Export a model without data, which computes nothing: a process's first export fills tables for all others."""
+    import torch
+
+    with torch.device("meta"):
+        layer, tokens = torch.nn.Linear(8, 8), torch.zeros(2, 8)
+    torch.export.export(layer, (tokens,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), strict=False)
 
 
 class WarmPrograms:
@@ -60,8 +101,10 @@ class WarmPrograms:
         self._server: NewServer | None = None
 
     def start(self) -> None:
-        """Have the libraries imported, in a process beside this one; once."""
-        self._server = self._server or NewServer("onboard.workflow.processes.warm")
+        """Have the libraries imported, in a process beside this one and meanwhile in this one, which needs them too."""
+        if self._server is None:
+            self._server = NewServer("onboard.workflow.processes.warm")
+            import_libraries()
 
     def __call__(
         self,
