@@ -249,7 +249,7 @@ def validated(values: dict[str, Any], source: str) -> RuntimeConfig:
 
 def _first(error: ValidationError) -> str:
     problem = error.errors()[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg'].removeprefix('Value error, ')}"
 
 
 def _read_text(path: Path) -> str:

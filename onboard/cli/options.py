@@ -91,7 +91,7 @@ Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of the
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and the libraries' warnings.")]
 CompileBackend = Annotated[CompileBackendName, typer.Option(help="What compiles the graph.")]
 RandomWeights = Annotated[
-    bool, typer.Option("--random-weights", help="Make the weights up on the device: true shapes, no download.")
+    bool, typer.Option("--random-weights", help="Random weights, made on the device: true shapes, no download.")
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Use the local cache only.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

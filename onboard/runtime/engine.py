@@ -314,8 +314,9 @@ class Engine:
         if not len(prompt):
             raise UsageError("a prompt has no tokens", hint="Give at least one token")
         # Looking up such a token would be an error that ends the process on a GPU.
-        if bad := [token for token in prompt if not 0 <= token < (self.vocab_size or math.inf)]:
-            raise UsageError(f"a prompt has token {bad[0]}", hint=f"The model has tokens 0 to {self.vocab_size} - 1")
+        last = self.vocab_size - 1 if self.vocab_size else math.inf
+        if bad := [token for token in prompt if not 0 <= token <= last]:
+            raise UsageError(f"a prompt has token {bad[0]}", hint=f"Token ids go from 0 to {last}")
         if len(prompt) + room_for > self.capacity:
             raise UsageError(
                 f"a prompt has {len(prompt)} tokens and a sequence can have {self.capacity} in all",

@@ -174,7 +174,7 @@ class LLM:
         for each in codes:
             if len(each) != books.count or not all(0 <= code < books.size for code in each):
                 raise UsageError(
-                    f"a position has codes {tuple(each)}", hint=f"Give {books.count} codes, each 0 to {books.size} - 1"
+                    f"a position has codes {tuple(each)}", hint=f"Give {books.count} codes, each 0 to {books.size - 1}"
                 )
         return books.pack(torch.tensor(codes, dtype=torch.long).view(-1, books.count)).tolist()
 

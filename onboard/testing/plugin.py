@@ -73,7 +73,7 @@ def _row(item: pytest.Function) -> dict[str, Any]:
 def _message(report: pytest.TestReport) -> str:
     """What a test failed with or was skipped for; the first lines of a long story."""
     if isinstance(report.longrepr, tuple):
-        return str(report.longrepr[2])
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(crash.message) if crash else str(report.longrepr or "")
     return "\n".join(text.splitlines()[:_MESSAGE_LINES])

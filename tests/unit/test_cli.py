@@ -57,8 +57,13 @@ def test_every_listed_command_has_help(capsys: pytest.CaptureFixture[str]) -> No
             assert main.run(words) == 0
             shown.add(capsys.readouterr().out)
         assert len(shown) == 1
-        assert shown.pop().startswith(f"Usage: onboard {name}")
-    assert "..." not in listing, "the first sentence of a command's help is cut at 80 columns"
+        text = shown.pop()
+        assert text.startswith(f"Usage: onboard {name}")
+        assert "range>" not in text, "a number is N"
+        assert "]...]" not in text, "the parser adds brackets and dots itself"
+    assert main.run(["registry", "-h"]) == 0
+    for text in (listing, capsys.readouterr().out.split("Commands:\n")[1]):
+        assert "..." not in text, "the first sentence of a command's help is cut at 80 columns"
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,6 +163,7 @@ def test_a_name_that_is_no_model_is_answered_with_registered_ones(tmp_path: Path
         (["a", "--device", "tpu"], "'tpu'"),
         (["status", "--nonesuch"], "See onboard status --help"),
         ([".", "--until", "generat"], "there is no phase 'generat'"),
+        (["run", "a", "hi", "--stop", ""], "--stop ['']: an empty stop text would"),
     ],
 )
 def test_usage_errors(

@@ -312,7 +312,7 @@ def test_the_plugin_writes_what_each_test_measured(warm: Warm, tmp_path: Path) -
     assert mlp["message"].startswith("AssertionError: a.mlp: rmse ratio 5.00e-01")
     assert (norm["status"], norm["error"], norm["tolerance"], norm["message"]) == ("passed", 0.0, 1e-5, "")
     assert (nan["status"], nan["error"]) == ("failed", None)
-    assert (rows["test_layer"]["status"], rows["test_layer"]["message"]) == ("skipped", "Skipped: no device")
+    assert (rows["test_layer"]["status"], rows["test_layer"]["message"]) == ("skipped", "no device")
     assert rows["test_model"]["status"] == "failed"
     assert "fixture 'broken' not found" in rows["test_model"]["message"]
     assert all(row["seconds"] > 0 for row in rows.values())

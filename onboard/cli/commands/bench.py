@@ -44,14 +44,14 @@ def bench(
         str | None, typer.Option(metavar="N,N,...", help="Tokens of a prompt.", show_default="by device")
     ] = None,
     output_len: Annotated[
-        int | None, typer.Option(min=2, help="Tokens to generate for a prompt.", show_default="by device")
+        int | None, typer.Option(metavar="N", min=2, help="Tokens to generate for a prompt.", show_default="by device")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Times that each shape is measured.")] = 3,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Times that each shape is measured.")] = 3,
     compare: Annotated[
         str, typer.Option(metavar="PEER,...", help="Measure beside it: hf, hf-compiled.", show_default="none")
     ] = "",
     profile: Annotated[bool, typer.Option("--profile", help="Draw the kernels of one decode step.")] = False,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the prompts.", show_default="random")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Of the prompts.", show_default="random")] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where the pictures go.", show_default="under the root")
     ] = None,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def check(
     families: Annotated[
-        list[str] | None, typer.Argument(metavar="[FAMILY]...", help="Families of registry/zoo.yaml; all for none.")
+        list[str] | None, typer.Argument(metavar="FAMILY", help="Families of registry/zoo.yaml; all for none.")
     ] = None,
     root: Annotated[Path, typer.Option(help="A checkout of onboard.", show_default="here")] = Path(),
     write: Annotated[bool, typer.Option("--write", help="Write what differs instead of showing it.")] = False,

@@ -38,10 +38,10 @@ def plan(
         typer.Option(help="What keys and values are kept in.", show_default="as configured"),
     ] = None,
     context: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a sequence.", show_default="the configuration's")
+        int | None, typer.Option(metavar="N", min=1, help="Tokens of a sequence.", show_default="the configuration's")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Sequences at a time.", show_default="the configuration's")
+        int | None, typer.Option(metavar="N", min=1, help="Sequences at a time.", show_default="the configuration's")
     ] = None,
     root: options.Root = Path(),
     mode: Annotated[ModeName, typer.Option(help="graph: the onboarded model; hf: transformers' own.")] = ModeName.GRAPH,

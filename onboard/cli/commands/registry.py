@@ -78,7 +78,10 @@ def show(
 
 @app.command("validate")
 def validate(root: Root = Path(), as_json: AsJson = False) -> int:
-    """Check that every entry's configs are there and make a configuration; exit code 1 when one does not."""
+    """Check that every entry's configs make a configuration.
+
+    Exit code 1 when one is missing or does not.
+    """
     from onboard.composition import compose, layers, without_effect
     from onboard.registry import load_standalone
 
@@ -105,12 +108,14 @@ def validate(root: Root = Path(), as_json: AsJson = False) -> int:
 @app.command("run")
 def run(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Entries by name.", show_default="all")
+        list[str] | None, typer.Argument(metavar="NAME", help="Entries by name.", show_default="all")
     ] = None,
     root: Root = Path(),
     expression: Filter = "",
     device: Annotated[Device, typer.Option(help="Where the models run.")] = Device.AUTO,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Entries at a time.", show_default="1, or one a GPU")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Entries at a time.", show_default="1, or one a GPU")
+    ] = None,
     reduced: Annotated[bool, typer.Option("--reduced", help="Only as many layers as show every kind of them.")] = False,
     changed: Annotated[
         bool, typer.Option("--changed", help="Only entries with a row of another model file, config or program.")
@@ -120,11 +125,12 @@ def run(
     offline: Offline = False,
     as_json: AsJson = False,
 ) -> int:
-    """Run entries, each in a process of its own, beside transformers; exit code 1 when one fails.
+    """Run entries and compare them with transformers.
 
-    On GPUs each takes a free one, and waits for it; on the CPU --jobs run at a time. Rows go to
-    registry/results.jsonl, from which the support matrix is made. Killed, and started again, it goes on; an entry that
-    passed under the same model file, config and program is not run again. The filter is that of `registry list`.
+    Each is a process of its own; exit code 1 when one fails. On GPUs each takes a free one, and waits for it; on
+    the CPU --jobs run at a time. Rows go to registry/results.jsonl, from which the support matrix is made. Killed,
+    and started again, it goes on; an entry that passed under the same model file, config and program is not run
+    again. The filter is that of `registry list`.
     """
     from onboard.workflow.registry_runs.places import CpuPlaces, GpuPlaces
     from onboard.workflow.registry_runs.runner import Runner, RunSettings

@@ -45,7 +45,7 @@ def run(
     top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0: from all.")] = 0,
     min_p: Annotated[float, typer.Option(help="Drop tokens less likely than this, relative to the best.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the output; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-text token.")] = False,
     n: Annotated[int, typer.Option("-n", help="Outputs for each prompt.")] = 1,
     stop_token_ids: Annotated[str | None, typer.Option(metavar="ID,ID,...", help="Tokens that end the output.")] = None,
@@ -122,7 +122,7 @@ def _sampling_params(**values: Any) -> SamplingParams:
     except ValidationError as error:
         first = error.errors()[0]
         option = str(first["loc"][0]).replace("_", "-")
-        raise UsageError(f"--{option} {first['input']}: {first['msg']}") from None
+        raise UsageError(f"--{option} {first['input']}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 def _load(model: str, **settings: Any) -> LLM:

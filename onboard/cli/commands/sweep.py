@@ -31,7 +31,7 @@ def sweep(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL]...", help="Model types, registry names, ids, folders, or files with one of these a line."
+            metavar="MODEL", help="Model types, registry names, ids, folders, or files with one of these a line."
         ),
     ] = None,
     all_transformers: Annotated[
@@ -48,7 +48,9 @@ def sweep(
     ] = None,
     root: Annotated[Path, typer.Option(help="Folder that everything is written to.", show_default="here")] = Path(),
     device: Annotated[Device, typer.Option(help="Where the models run.")] = Device.CPU,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Models at a time.", show_default="one a core or GPU")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Models at a time.", show_default="one a core or GPU")
+    ] = None,
     executor: Annotated[
         ExecutorName, typer.Option(help="local: on this machine; ray: spread over the cores or GPUs of a Ray cluster.")
     ] = ExecutorName.LOCAL,

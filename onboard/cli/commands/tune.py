@@ -34,8 +34,8 @@ def tune(
         str | None, typer.Option(metavar="N,N,...", help="Sequences at a time.", show_default="one, and the most")
     ] = None,
     context: Annotated[str, typer.Option(metavar="N,N,...", help="Tokens of a prompt.")] = "128",
-    repeats: Annotated[int, typer.Option(min=2, help="Times that each choice is measured.")] = 3,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the prompts.", show_default="random")] = None,
+    repeats: Annotated[int, typer.Option(metavar="N", min=2, help="Times that each choice is measured.")] = 3,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Of the prompts.", show_default="random")] = None,
     offline: options.Offline = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and write nothing.")] = False,
     as_json: options.AsJson = False,

@@ -218,7 +218,7 @@ def _read_result(output: Path, code: int) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
         return result
     if code == -signal.SIGKILL:
-        error = "the process was killed, most likely for want of memory"
+        error = "the process was killed, most likely because memory ran out"
     else:
         error = f"the process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'} and no result"
     return {"status": "runtime_error", "error": error}

@@ -271,7 +271,7 @@ def _read(output: Path, code: int | None) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
         return found
     if code == -signal.SIGKILL:
-        return {"status": "lost", "error": "the process was killed, most likely for want of memory"}
+        return {"status": "lost", "error": "the process was killed, most likely because memory ran out"}
     return {"status": "lost", "error": f"the process ended with code {code} and no result"}
 
 

@@ -66,7 +66,7 @@ def limitations(spec: ModelSpec, found: dict[str, Any]) -> list[str]:
     full, tests = found["run"].get("runs", {}).get("full", {}), found["tests"].get("tests", [])
     settings, text = full.get("settings", {}), full.get("text") or {}
     skipped = sum(test["status"] == "skipped" for test in tests)
-    notes = [f"{skipped} tests were skipped for want of the hardware that they need."] if skipped else []
+    notes = [f"{skipped} tests were skipped: this machine lacks the hardware that they need."] if skipped else []
     if not full:
         notes.append("There was no full run.")
     if settings.get("device") == "cpu":

@@ -210,7 +210,9 @@ def test_prompts_that_cannot_be_served_are_refused(engine: Engine) -> None:
     with pytest.raises(UsageError, match="need a tokenizer"):
         engine.submit(_prompt(3), SamplingParams(stop="x"))
     for token in (-1, TINY["vocab_size"]):
-        with pytest.raises(UsageError, match=f"a prompt has token {token}"):
+        with pytest.raises(
+            UsageError, match=f"a prompt has token {token}. Token ids go from 0 to {TINY['vocab_size'] - 1}$"
+        ):
             engine.submit([1, token], GREEDY)
         with pytest.raises(UsageError, match=f"a prompt has token {token}"):
             engine.logits([1, token])
