@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import re
+import runpy
 from html.parser import HTMLParser
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
+from onboard.content import CONTENT_ROOT
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phases.cookbook import Cookbook
 from onboard.workflow.phases.matrix import Matrix
@@ -14,6 +17,7 @@ from onboard.workflow.phases.report import Report
 from onboard.workflow.reporting.human_notes import reduced_facts
 from onboard.workflow.reporting.report_view import error_position, ranges, short_count, size
 from onboard.workflow.reporting.report_view import test_groups as group_tests
+from onboard.workflow.state import STATE_FILE, PhaseRecord, RunState
 
 from .conftest import ContextFactory, make_run
 
@@ -259,3 +263,18 @@ def test_a_page_follows_the_readers_colours_and_width(context_for: ContextFactor
     assert not re.findall(r"#[0-9a-f]{3,6}\b", style.split("* {")[1])
     assert "width=device-width" in text
     assert set(re.findall(r"var\((--\w+)\)", style)) <= light
+
+
+def test_the_picture_of_a_run_has_its_phases_and_words(context_for: ContextFactory) -> None:
+    """It is well-formed, whatever the model wrote."""
+    context = context_for("org/tiny")
+    context.write_json("run.json", make_run() | {"date": "2030-01-02T03:04:05+00:00"})
+    record = PhaseRecord(status="done", input_hash="", seconds=1.25, summary=HOSTILE)
+    state = RunState(model="org/tiny", phases={"gather": record, "run": record})
+    context.artifact(STATE_FILE).write_text(state.text())
+    draw = runpy.run_path(str(CONTENT_ROOT / "scripts" / "picture_of_a_run.py"))["picture"]
+    texts = [
+        each.text for each in ElementTree.fromstring(draw(context.work_dir, "onboard org/tiny")).iter() if each.text
+    ]
+    assert {"onboard org/tiny", "2 s in all", "gather", "run", "1.2 s", "2030-01-02 03:04 UTC"} <= set(texts)
+    assert {"> How big is the <universe>? & `why`", "Very | big <b>indeed</b>"} <= set(texts)
