@@ -131,7 +131,8 @@ def _load(model: str, **settings: Any) -> LLM:
         from onboard.runtime.llm import LLM
 
         llm = LLM(model, **settings)
-    print(f"loaded {model} in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+    seconds = time.perf_counter() - start
+    print(f"loaded {model} on {llm.engine.cache.info.device.type} in {seconds:.1f} s", file=sys.stderr)
     return llm
 
 
