@@ -11,6 +11,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from onboard.graph.export.functional import replace_in_place
 from onboard.graph.export.layer_kinds import Repeated, shortened
 from onboard.graph.export.stamp import check_repeated, stamp
 from onboard.graph.fx import attribute, nodes_of, replace_with
@@ -44,6 +45,7 @@ def export_to_graph(
         args = tuple(fake_like(mode, value, device) for value in inputs.values())
         program = torch.export.export(model, args, dynamic_shapes=dict(dynamic_shapes), strict=strict)
         _remove_detach(program.graph_module)
+        replace_in_place(program.graph_module)
         functionalize = _mutates(program.graph)
         if functionalize:
             # An empty table keeps most operators whole.
