@@ -14,6 +14,7 @@ hide that a row's tokens are counted by its place. For the same reason whatever 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,8 @@ from onboard.verify.limits import TOKEN_ALONE, TOKEN_ALONE_ROUNDED
 
 _ROW, _PIECE = 9, 3
 _NO_VALUE = object()
+_BLOCK = (1 << 17) - 1
+"""Random numbers that are drawn for one tensor; a longer one repeats them. It is prime: rows of a table differ."""
 _FAR = [_PIECE**power for power in range(1, 12)]
 """What counted numbers are multiplied with: any number up to the last lies between a piece's and a row's for one."""
 
@@ -177,16 +180,18 @@ class _Probe:
         return torch.randint(2, shape, generator=self.random, device=self.device).to(dtype)
 
     def _compute(self, node: fx.Node) -> None:
-        keywords = {key: self.device if key == "device" else value for key, value in node.kwargs.items()}
-        row, piece = (
-            node.target(*map_arg(node.args, load), **map_arg(keywords, load))  # type: ignore[operator]
-            for load in (lambda each: self._value(each)[0], lambda each: self._value(each)[1])
-        )
+        row = self._called(node, lambda each: self._value(each)[0])
+        of_parameters = node.all_input_nodes and all(a is b for a, b in map(self._value, node.all_input_nodes))
+        piece = row if of_parameters else self._called(node, lambda each: self._value(each)[1])
         if self.far > 1 and _counts(node):
             row, piece = row * self.far, piece * self.far
         self.values[node] = row, piece
-        if not _agree(row, piece, self.start):
+        if row is not piece and not _agree(row, piece, self.start):
             self.differing[node] = None
+
+    def _called(self, node: fx.Node, load: Callable[[fx.Node], Any]) -> Any:
+        keywords = {key: self.device if key == "device" else value for key, value in node.kwargs.items()}
+        return node.target(*map_arg(node.args, load), **map_arg(keywords, load))  # type: ignore[operator]
 
     def _value(self, node: fx.Node) -> tuple[Any, Any]:
         if node not in self.values:
@@ -199,8 +204,9 @@ class _Probe:
         if not isinstance(value, torch.Tensor):
             return value
         if isinstance(value, nn.Parameter) or value.is_meta or (value.is_floating_point() and value.numel() > 1):
-            uniform = torch.rand(value.shape, generator=self.random, device=self.device)
-            return (uniform + 0.5).to(value.dtype)
+            block = torch.rand(min(value.numel(), _BLOCK), generator=self.random, device=self.device) + 0.5
+            times = -(-value.numel() // _BLOCK)
+            return block.to(value.dtype).repeat(times)[: value.numel()].view(value.shape)
         value = value.to(self.device)
         order = torch.randperm(value.numel(), generator=self.random, device=self.device)
         return value.flatten()[order].view(value.shape)  # whatever whole numbers pick, they are in range
