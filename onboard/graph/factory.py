@@ -22,7 +22,6 @@ from onboard.graph.export.config_windows import windowless_layer
 from onboard.hf.architecture import decoder_config, text_config
 from onboard.hf.codebooks import codebooks_of
 from onboard.hf.config_layers import cut_layers, read_layers
-from onboard.hf.hf_model import build_reference
 from onboard.modeling import (
     ONE_CODEBOOK,
     CausalLMOutput,
@@ -161,13 +160,13 @@ class ModelFactory:
     def hf_model(self) -> nn.Module:
         """Return transformers' own model on the meta device: its module tree and names, no weights."""
         with torch.device("meta"):
-            model: nn.Module = build_reference(self.config)
+            model: nn.Module = _build_reference(self.config)
         return model
 
     def composite(self) -> Any:
         """Return transformers' own model, parameters on the meta device in the run's dtype, buffers with values."""
         with parameters_on(torch.device("meta"), self.dtype):
-            model = build_reference(self.config, dtype=self.dtype, attn_implementation="eager")
+            model = _build_reference(self.config, dtype=self.dtype, attn_implementation="eager")
         return model.eval().requires_grad_(False)
 
     def model_file(self) -> Path:
@@ -180,7 +179,7 @@ class ModelFactory:
     def _hf_model(self) -> nn.Module:
         attention = self.model_kwargs.get("attn_implementation", "eager")
         try:
-            model = build_reference(self.config, dtype=self.dtype, attn_implementation=attention)
+            model = _build_reference(self.config, dtype=self.dtype, attn_implementation=attention)
         except (ValueError, ImportError) as error:  # no class for this config, or a library that it needs
             reason = " ".join(str(error).split())[:200]
             raise OnboardError(f"transformers cannot build {self.config.model_type}: {reason}") from error
@@ -195,6 +194,13 @@ class ModelFactory:
         else:
             model.config.use_cache = False
         return model  # type: ignore[no-any-return]
+
+
+def _build_reference(config: Any, **kwargs: Any) -> Any:
+    """Build transformers' own model; the tables of its classes take long to import, and a generated one needs none."""
+    from onboard.hf.hf_model import build_reference
+
+    return build_reference(config, **kwargs)
 
 
 class _HFForward:

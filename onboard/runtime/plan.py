@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,9 @@ from onboard.gpu import gib
 from onboard.graph.cache_init.interface import cache_plan, cache_share
 from onboard.graph.compile.capture import capture_sizes
 from onboard.graph.context import TransformContext
-from onboard.graph.export.layer_kinds import Repeated
-from onboard.graph.export.left_out import Occurrences, UnlikeError, restore_experts
+from onboard.graph.export.few_experts import few_experts
+from onboard.graph.export.layer_kinds import Repeated, UnlikeError
+from onboard.graph.export.left_out import Occurrences, restore_experts
 from onboard.graph.factory import read_config
 from onboard.graph.fx import graph_modules
 from onboard.graph.peak import peak_bytes
@@ -28,6 +30,9 @@ from onboard.graph.pipeline import Pipeline, pipeline_for
 from onboard.ops import has_triton
 from onboard.runtime.build import check_cached, make_context, resolve_dtype
 from onboard.runtime.limits import ON_CPU, ON_GPU, max_positions
+
+_FEW = 2
+"""Experts of a mixture that are built and exported."""
 
 _NEEDS_MEMORY = ("load_weights", "initialize_cache", "resize_kv_cache", "compile_model")
 
@@ -74,7 +79,11 @@ def _made(
     """Return the plan and its facts; unless `complete`, by a graph of a few layers and experts of each kind."""
     context = make_context(checkpoint, runtime, root=root, model=model, defaults=ON_GPU if gpu else ON_CPU)
     changes: dict[str, Any] = {key: {"enabled": False} for key in _NEEDS_MEMORY}
-    gm = Pipeline(pipeline_for(context, changes | {"export_to_gm": {"complete": complete}})).run(context)
+    changes["export_to_gm"] = (
+        {"complete": True} if complete else {"complete": False, "num_moe_experts_for_export": _FEW}
+    )
+    with nullcontext() if complete else few_experts(_FEW):
+        gm = Pipeline(pipeline_for(context, changes)).run(context)
     check_cached(gm, context)
     plan = _counted(gm, context, memory, gpu=gpu).over(devices, memory)
     return _fitted(plan, context), context.facts

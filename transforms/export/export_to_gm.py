@@ -7,7 +7,7 @@ from torch import fx, nn
 
 from onboard.errors import UsageError
 from onboard.graph.context import TransformContext
-from onboard.graph.export.layer_kinds import Repeated, find_repeated
+from onboard.graph.export.layer_kinds import Repeated, UnlikeError, find_repeated, unbuilt
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 
 _FARTHEST = 1 << 20
@@ -67,6 +67,8 @@ class ExportToGM(BaseTransform[ExportToGMConfig]):
     def _export(self, gm: nn.Module, context: TransformContext, repeated: Repeated | None) -> nn.Module:
         from onboard.graph.export.export import export_to_graph
 
+        if (repeated is None or self.config.complete) and (few := sorted(unbuilt(gm))):
+            raise UnlikeError(f"{few[0]} was built with a few of its entries and would have to be exported in full")
         return export_to_graph(
             gm,
             context.factory.example_inputs(),

@@ -6,8 +6,8 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +21,14 @@ Signature = tuple[Any, ...]
 PATTERNS = 3
 """Layers of a kind to export: the first has no layer before it, the second and the third must agree."""
 
+_UNBUILT = "_onboard_unbuilt"
+"""Attribute of a list: how many more entries it should have, all like those that it has."""
+
 _BOOKKEEPING = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
+
+
+class UnlikeError(Exception):
+    """A part of a model does not say what the parts are like that were left out; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,13 @@ class Repeated:
 
 
 def find_repeated(model: nn.Module, exported_experts: int) -> Repeated | None:
-    """Return what an export may leave out; None when that is nothing."""
+    """Return what an export may leave out; None when that is nothing.
+
+    Raises `UnlikeError` for a list that was built with a few of its entries and is no list of experts.
+    """
     experts = tuple(item for item in find_expert_lists(model) if item.experts > exported_experts)
+    if others := sorted(unbuilt(model) - {item.name for item in experts}):
+        raise UnlikeError(f"{others[0]} is read in other ways than experts are")
     stack = find_stack(model)
     return Repeated(stack, experts, exported_experts) if stack or experts else None
 
@@ -79,7 +91,7 @@ def find_stack(model: nn.Module) -> Stack | None:
     """Return the outermost list of layers that an export may shorten, None when there is no such list."""
     sources = _Sources(model)
     for name, child in _lists(model):
-        runs = not _holds_weights_only(child[0])
+        runs = not holds_weights_only(child[0])
         if runs and sources.iterates(name.rpartition(".")[2]) and not _shares_parameters(model, child):
             signatures: dict[Signature, int] = {}
             kinds = tuple(signatures.setdefault(signature(layer), len(signatures)) for layer in child)
@@ -93,10 +105,27 @@ def find_expert_lists(model: nn.Module) -> list[ExpertList]:
     sources = _Sources(model)
     found = []
     for name, child in _lists(model):
-        alike = _holds_weights_only(child[0]) and len({signature(expert) for expert in child}) == 1
+        alike = holds_weights_only(child[0]) and len({signature(expert) for expert in child}) == 1
         if alike and sources.reads_as_list(child, name):
-            found.append(ExpertList(name, len(child)))
+            found.append(ExpertList(name, _length(child)))
     return found
+
+
+def note_unbuilt(members: nn.ModuleList, count: int) -> None:
+    """Note that a list should have `count` more entries, which are like those that it has."""
+    if count:
+        setattr(members, _UNBUILT, count)
+
+
+def unbuilt(model: nn.Module) -> set[str]:
+    """Return the dotted names of the lists that were built with a few of their entries."""
+    return {name for name, module in model.named_modules() if hasattr(module, _UNBUILT)}
+
+
+def _length(members: nn.ModuleList) -> int:
+    """Return how many entries a list has, or should have."""
+    more: int = vars(members).get(_UNBUILT, 0)
+    return len(members) + more
 
 
 @contextmanager
@@ -144,11 +173,12 @@ def _frozen(value: Any) -> Any:
 
 def _lists(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
     for name, child in model.named_modules():
-        if isinstance(child, nn.ModuleList) and len(child) > 2:
+        if isinstance(child, nn.ModuleList) and _length(child) > 2:
             yield name, child
 
 
-def _holds_weights_only(module: nn.Module) -> bool:
+def holds_weights_only(module: nn.Module) -> bool:
+    """Whether a module has no forward of its own, as an expert whose weights its list reads."""
     return "forward" not in vars(type(module))
 
 
@@ -164,15 +194,15 @@ class _Sources:
     def __init__(self, model: nn.Module) -> None:
         classes = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.")}
         self._trees = {cls: _methods(cls) for cls in classes}
+        self._uses = _attribute_uses(method for tree in self._trees.values() for method in tree)
 
     def iterates(self, attribute: str) -> bool:
         """Whether all that the code does with `.<attribute>` is `for item in self.<attribute>`, and it does that."""
-        uses = [use for tree in self._trees.values() for use in _attribute_uses(tree, attribute)]
-        return bool(uses) and all(use == "loop" for use in uses)
+        return self._uses.get(attribute) == {"loop"}
 
     def reads_as_list(self, members: nn.ModuleList, name: str) -> bool:
         """Whether the code calls a list and goes over its members, and asks it for nothing else."""
-        uses = {use for tree in self._trees.values() for use in _attribute_uses(tree, name.rpartition(".")[2])}
+        uses = self._uses.get(name.rpartition(".")[2], set())
         inside = _self_uses(self._trees[type(members)]) if type(members) in self._trees else set()
         return uses <= {"loop", "call"} and inside <= {"loop"}
 
@@ -199,12 +229,15 @@ def _classes(text: str) -> dict[str, ast.ClassDef]:
     return {item.name: item for item in ast.parse(text).body if isinstance(item, ast.ClassDef)}
 
 
-def _attribute_uses(methods: list[ast.AST], attribute: str) -> list[str]:
+def _attribute_uses(methods: Iterable[ast.AST]) -> dict[str, set[str]]:
+    """Return what methods do with attributes, by their names."""
     nodes = [node for method in methods for node in ast.walk(method)]
     roles = _roles(nodes)
-    return [
-        roles.get(id(node), "other") for node in nodes if isinstance(node, ast.Attribute) and node.attr == attribute
-    ]
+    uses: dict[str, set[str]] = defaultdict(set)
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            uses[node.attr].add(roles.get(id(node), "other"))
+    return dict(uses)
 
 
 def _self_uses(methods: list[ast.AST]) -> set[str]:

@@ -13,13 +13,9 @@ import torch
 from torch import fx, nn
 
 from onboard.cache.cached_sequence import CachedSequenceInterface
-from onboard.graph.export.layer_kinds import PATTERNS, Repeated, Stack
+from onboard.graph.export.layer_kinds import PATTERNS, Repeated, Stack, UnlikeError
 from onboard.graph.export.stamp import layer_of
 from onboard.graph.weight_load.parameters import set_parameter
-
-
-class UnlikeError(Exception):
-    """The graph does not say what the parts are like that it leaves out; the message says why."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from onboard.analysis.analyze import analyze
 from onboard.analysis.tiny.tiny_model import tiny_config
 from onboard.codegen.model_file import generate_model_file
 from onboard.graph.export.export import export_to_graph
-from onboard.graph.export.layer_kinds import find_repeated
+from onboard.graph.export.few_experts import few_experts
+from onboard.graph.export.layer_kinds import UnlikeError, find_repeated
 from onboard.graph.export.stamp import StampError
 from onboard.modeling import load_model_file, registered_model
 
@@ -218,6 +220,35 @@ def test_experts_that_are_counted_or_picked_are_exported_in_full() -> None:
     layers = [Layer("wide") for _ in range(2)]
     layers[0].mlp = Counting(4)
     assert find_repeated(Model([*layers]), 2) is None
+
+
+def test_a_few_experts_tell_how_many_there_are() -> None:
+    with few_experts(2):
+        model = Model([Layer("wide", experts=7) for _ in range(5)])
+    assert [len(layer.mlp.experts) for layer in model.layers] == [2] * 5  # type: ignore[arg-type, union-attr]
+    assert find_repeated(model, 2) == find_repeated(Model([Layer("wide", experts=7) for _ in range(5)]), 2)
+    assert len(Mixture(7).experts) == 7
+
+
+class Sized(Expert):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 3, 4), (3, 4, 4, 4), (3, 3, 4, 3)])
+def test_experts_that_are_made_in_different_ways_are_built_in_full(sizes: tuple[int, ...]) -> None:
+    layer = Layer("wide", experts=2)
+    with few_experts(2), suppress(UnlikeError):
+        layer.mlp.experts = nn.ModuleList(Sized(size) for size in sizes)
+        assert find_repeated(Model([layer]), 2) is None, "it was built with a few experts, and would be taken for whole"
+    assert [expert.size for expert in nn.ModuleList(Sized(size) for size in sizes)] == list(sizes)
+
+
+def test_layers_are_built_in_full_whatever_they_are_made_of() -> None:
+    with few_experts(2):
+        assert len(nn.ModuleList(Layer("wide") for _ in range(5))) == 5
+        assert len(nn.ModuleList([Expert() for _ in range(5)])) == 5
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
