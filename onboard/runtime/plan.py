@@ -24,6 +24,7 @@ from onboard.graph.export.few_experts import few_experts
 from onboard.graph.export.layer_kinds import Repeated, UnlikeError
 from onboard.graph.export.left_out import Occurrences, restore_experts
 from onboard.graph.factory import read_config
+from onboard.graph.few_experts import few_experts
 from onboard.graph.fx import graph_modules
 from onboard.graph.peak import peak_bytes
 from onboard.graph.pipeline import Pipeline, pipeline_for
