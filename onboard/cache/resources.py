@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class KVPagedResource:
 
     def allocate(self, num_pages: int, device: torch.device) -> torch.Tensor:
         """Return a new cache; zeroed, since a masked key times an uninitialised NaN would still be NaN."""
+        import torch  # sizes alone are asked for without it
+
         return torch.zeros(self.shape(num_pages), dtype=self.dtype, device=device)
 
 
@@ -74,6 +77,8 @@ class StateResource:
 
     def allocate(self, num_slots: int, device: torch.device) -> torch.Tensor:
         """Return new states, zeroed."""
+        import torch
+
         return torch.zeros((num_slots, *self.state_shape), dtype=self.dtype, device=device)
 
 

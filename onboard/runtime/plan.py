@@ -24,7 +24,6 @@ from onboard.graph.export.few_experts import few_experts
 from onboard.graph.export.layer_kinds import Repeated, UnlikeError
 from onboard.graph.export.left_out import Occurrences, restore_experts
 from onboard.graph.factory import read_config
-from onboard.graph.few_experts import few_experts
 from onboard.graph.fx import graph_modules
 from onboard.graph.peak import peak_bytes
 from onboard.graph.pipeline import Pipeline, pipeline_for
@@ -80,9 +79,7 @@ def _made(
     """Return the plan and its facts; unless `complete`, by a graph of a few layers and experts of each kind."""
     context = make_context(checkpoint, runtime, root=root, model=model, defaults=ON_GPU if gpu else ON_CPU)
     changes: dict[str, Any] = {key: {"enabled": False} for key in _NEEDS_MEMORY}
-    changes["export_to_gm"] = (
-        {"complete": True} if complete else {"complete": False, "num_moe_experts_for_export": _FEW}
-    )
+    changes["export_to_gm"] = {"complete": complete} | ({} if complete else {"num_moe_experts_for_export": _FEW})
     with nullcontext() if complete else few_experts(_FEW):
         gm = Pipeline(pipeline_for(context, changes)).run(context)
     check_cached(gm, context)
