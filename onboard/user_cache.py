@@ -1,11 +1,30 @@
-"""Where what is made once is kept for the next start."""
+"""Where what is made once is kept for the next start, and digests of what it was made with."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
+
+from onboard.content import CONTENT_ROOT
 
 FOLDER_VARIABLE = "ONBOARD_CACHE"
+_LIBRARIES = (
+    "torch",
+    "triton",
+    "transformers",
+    "numpy",
+    "safetensors",
+    "flashinfer-python",
+    "flash-linear-attention",
+    "xdsl",
+)
+_SWITCHES = ("TRITON_INTERPRET",)
 
 
 def user_cache(kind: str) -> Path | None:
@@ -15,3 +34,35 @@ def user_cache(kind: str) -> Path | None:
         return Path(chosen) / kind if chosen else None
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "onboard" / kind
+
+
+@cache
+def code_digest() -> str:
+    """Return the digest of this package's code and of the transforms that ship with it."""
+    package = Path(__file__).resolve().parent
+    return files_digest(sorted([*package.rglob("*.py"), *(CONTENT_ROOT / "transforms").rglob("*.py")]))
+
+
+def files_digest(files: Iterable[Path]) -> str:
+    """Return the digest of files: their names and contents, in their order."""
+    digest = hashlib.sha256()
+    for file in files:
+        content = file.read_bytes()
+        digest.update(f"{file.name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def environment() -> dict[str, Any]:
+    """Return the versions of the libraries whose code is run, and the variables that change what they do."""
+    return {
+        "versions": {name: _version(name) for name in _LIBRARIES} | {"python": platform.python_version()},
+        "switches": {name: os.environ.get(name) for name in _SWITCHES},
+    }
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None

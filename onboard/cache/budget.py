@@ -208,6 +208,8 @@ class MemoryPlan:
     """That the sizes are for, all together."""
     wanted: tuple[int, int] | None = None
     """Sequences, and tokens of each, for which `devices_needed` counts; None: what the limits allow."""
+    chosen: tuple[str, ...] = ()
+    """The limits that nobody asked for: they may be lowered to what fits."""
 
     @property
     def limits(self) -> Limits:

@@ -14,11 +14,8 @@ import hashlib
 import json
 import logging
 import os
-import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,29 +24,16 @@ import torch
 from torch import fx, nn
 
 from onboard.cache.resources import CacheResource, KVPagedResource
-from onboard.content import CONTENT_ROOT
 from onboard.extensions import extensions_digest
-from onboard.gpu import version
 from onboard.graph.cache_init.interface import make_interface
 from onboard.graph.context import HistoryEntry, TransformContext
 from onboard.graph.saved_graph import CannotSaveError, load_graph, save_graph
 from onboard.graph.transform import BaseTransform
 from onboard.graph.weight_load.parameters import is_as_loaded, weight_plan
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
-from onboard.user_cache import user_cache
+from onboard.user_cache import code_digest, environment, files_digest, user_cache
 
 MOST_BYTES = 2 << 30
-_LIBRARIES = (
-    "torch",
-    "triton",
-    "transformers",
-    "numpy",
-    "safetensors",
-    "flashinfer-python",
-    "flash-linear-attention",
-    "xdsl",
-)
-_SWITCHES = ("TRITON_INTERPRET",)
 _NOT_IN_KEY = {
     *("model", "revision", "transforms", "dtype", "device"),
     *("max_seq_len", "max_batch_size", "max_num_tokens", "overlap", "kv_cache_config", "cuda_graph_config"),
@@ -214,9 +198,9 @@ def key_parts(context: TransformContext, transforms: Iterable[BaseTransform[Any]
     factory, runtime = context.factory, context.runtime
     config = {key: value for key, value in factory.config.to_dict().items() if "name_or_path" not in key}
     return {
-        "code": _code_digest(),
+        "code": code_digest(),
         "extensions": extensions_digest(factory.root),
-        "model_file": _digest([factory.model_file()]),
+        "model_file": files_digest([factory.model_file()]),
         "config": [type(factory.config).__name__, config],
         "transforms": [[each.key, each.config.model_dump(mode="json")] for each in transforms],
         "runtime": runtime.model_dump(mode="json", exclude=_NOT_IN_KEY),
@@ -225,8 +209,7 @@ def key_parts(context: TransformContext, transforms: Iterable[BaseTransform[Any]
         "dtype": str(context.dtype),
         "device": _device(context.device),
         "first_position": context.first_position,
-        "versions": {name: _version(name) for name in _LIBRARIES} | {"python": platform.python_version()},
-        "switches": {name: os.environ.get(name) for name in _SWITCHES},
+        **environment(),
     }
 
 
@@ -264,25 +247,3 @@ def _device(device: torch.device) -> list[Any]:
         return [device.type]
     found = torch.cuda.get_device_properties(device)
     return [str(device), found.name, found.major, found.minor, found.multi_processor_count, torch.version.cuda]
-
-
-def _version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
-
-
-@cache
-def _code_digest() -> str:
-    package = Path(__file__).resolve().parents[1]
-    return _digest(sorted([*package.rglob("*.py"), *(CONTENT_ROOT / "transforms").rglob("*.py")]))
-
-
-def _digest(files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        content = file.read_bytes()
-        digest.update(f"{file.name} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()

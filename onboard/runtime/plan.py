@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from onboard.cache.budget import CUDA_RESERVE, CachePlan, MemoryPlan, starting_share
+from onboard.cache.budget import CUDA_RESERVE, CachePlan, MemoryPlan
 from onboard.cache.cached_sequence import CachedSequenceInterface
 from onboard.config import RuntimeConfig
 from onboard.content import content_path
 from onboard.errors import OnboardError
-from onboard.gpu import gib
 from onboard.graph.cache_init.interface import cache_plan, cache_share
 from onboard.graph.compile.capture import capture_sizes
 from onboard.graph.context import TransformContext
@@ -29,6 +28,7 @@ from onboard.graph.peak import peak_bytes
 from onboard.graph.pipeline import Pipeline, pipeline_for
 from onboard.ops import has_triton
 from onboard.runtime.build import check_cached, make_context, resolve_dtype
+from onboard.runtime.fitted_plan import fitted
 from onboard.runtime.limits import ON_CPU, ON_GPU, max_positions
 
 _FEW = 2
@@ -55,8 +55,23 @@ def plan_memory(
     that nobody asked for are what a run would make of them. A model that was not onboarded is planned as transformers'
     own module (mode "hf"), which is a fact. Raises `OnboardError` for a model that cannot run.
     """
+    counted, facts = count_memory(checkpoint, runtime, gpu=gpu, root=root, model=model, reduced=reduced)
+    plan, lowered = fitted(counted.over(devices, memory))
+    return plan, [*facts, *lowered]
+
+
+def count_memory(
+    checkpoint: Path,
+    runtime: RuntimeConfig,
+    *,
+    gpu: bool,
+    root: Path | None = None,
+    model: str = "",
+    reduced: bool = True,
+) -> tuple[MemoryPlan, list[str]]:
+    """Return what `plan_memory` returns, for a device of any memory: its limits are not lowered yet."""
     runtime, facts = _planned(runtime, checkpoint, gpu=gpu, root=root)
-    made = partial(_made, checkpoint, runtime, memory, gpu=gpu, devices=devices, root=root, model=model)
+    made = partial(_made, checkpoint, runtime, gpu=gpu, root=root, model=model)
     try:
         plan, found = made(complete=not reduced)
     except UnlikeError as error:
@@ -66,15 +81,7 @@ def plan_memory(
 
 
 def _made(
-    checkpoint: Path,
-    runtime: RuntimeConfig,
-    memory: int,
-    *,
-    gpu: bool,
-    devices: int,
-    root: Path | None,
-    model: str,
-    complete: bool,
+    checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path | None, model: str, complete: bool
 ) -> tuple[MemoryPlan, list[str]]:
     """Return the plan and its facts; unless `complete`, by a graph of a few layers and experts of each kind."""
     context = make_context(checkpoint, runtime, root=root, model=model, defaults=ON_GPU if gpu else ON_CPU)
@@ -83,27 +90,7 @@ def _made(
     with nullcontext() if complete else few_experts(_FEW):
         gm = Pipeline(pipeline_for(context, changes)).run(context)
     check_cached(gm, context)
-    plan = _counted(gm, context, memory, gpu=gpu).over(devices, memory)
-    return _fitted(plan, context), context.facts
-
-
-def _fitted(plan: MemoryPlan, context: TransformContext) -> MemoryPlan:
-    """Return the plan with the limits that nobody asked for lowered to what fits, as a run lowers them: facts."""
-    chosen, limits = context.chosen, plan.limits
-    if not chosen & {"max_batch_size", "max_seq_len"}:
-        return plan
-    plan = replace(plan, wanted=(1 if "max_batch_size" in chosen else limits.max_batch_size, limits.max_seq_len))
-    share, why = starting_share(plan.fraction)
-    batch = plan.cache.fitting_batch(share * (plan.left + plan.activations))
-    if "max_batch_size" in chosen and batch < limits.max_batch_size:
-        context.lower("max_batch_size", batch, why)
-        serving = plan.for_limits(batch=batch, context=limits.max_seq_len)
-        plan = serving.with_limits(replace(serving.limits, max_tokens=limits.max_tokens))
-    longest = plan.cache.longest(plan.pages)
-    if "max_seq_len" in chosen and 0 < longest < limits.max_seq_len:
-        context.lower("max_seq_len", longest, f"what a cache of {gib(plan.caches)} holds")
-        plan = plan.with_limits(replace(plan.limits, max_seq_len=longest))
-    return plan
+    return _counted(gm, context, gpu=gpu), context.facts
 
 
 def _planned(
@@ -123,7 +110,7 @@ def _planned(
     return runtime.model_copy(update=changes), facts
 
 
-def _counted(module: nn.Module, context: TransformContext, memory: int, *, gpu: bool) -> MemoryPlan:
+def _counted(module: nn.Module, context: TransformContext, *, gpu: bool) -> MemoryPlan:
     cache: CachedSequenceInterface = context.cache
     ((_, gm),) = graph_modules(module)
     left_out = context.left_out or Repeated(None)
@@ -140,9 +127,10 @@ def _counted(module: nn.Module, context: TransformContext, memory: int, *, gpu: 
         step_tokens=cache.info.max_num_tokens,
         graphs=_graph_bytes(gm, context) if gpu else 0,
         reserve=CUDA_RESERVE if gpu else 0,
-        memory=memory,
+        memory=0,
         positions=max_positions(context.factory.text_config) or context.runtime.max_seq_len,
         fraction=cache_share(context),
+        chosen=tuple(sorted(context.chosen)),
     )
 
 

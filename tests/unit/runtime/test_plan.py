@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from onboard.gpu import gib
 from onboard.gpu_kinds import Gpus, known_gpus, parse_gpus, parse_size
 from onboard.graph.export.layer_kinds import Stack
 from onboard.graph.export.left_out import Occurrences
+from onboard.graph.factory import ModelFactory
 from onboard.runtime.build import build_engine
 from onboard.runtime.plan import plan_memory
 
@@ -99,15 +101,35 @@ def test_the_plan_is_what_a_run_allocates(family: str, tmp_path: Path) -> None:
     assert sum(group.num_bytes for group in plan.cache.groups(plan.pages)) == plan.caches
 
 
-def test_a_few_layers_and_experts_say_what_all_of_them_take(tmp_path: Path) -> None:
-    checkpoint = _config(tmp_path, "mixtral", num_hidden_layers=6, num_local_experts=5)
+_REDUCED: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_hidden_layers": 6, "num_local_experts": 5},
+    "llama": {"num_hidden_layers": 7, "tie_word_embeddings": True},
+    "gemma3_text": {"num_hidden_layers": 13, "sliding_window": 16},
+    "deepseek_v3": _MLA | {"num_hidden_layers": 7},
+    "qwen3_next": _HYBRID | {"num_hidden_layers": 17},
+    "mamba": {"num_hidden_layers": 5},
+}
+
+
+@pytest.mark.parametrize("family", some_of(_REDUCED, always=("mixtral",), by_chance=0))
+def test_a_few_layers_and_experts_say_what_all_of_them_take(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = _config(tmp_path, family, **_REDUCED[family])
     config = RuntimeConfig.model_validate({"dtype": "float32", **LIMITS})
+    built = []
+    build = ModelFactory.build_model
+    monkeypatch.setattr(ModelFactory, "build_model", lambda *args: built.append(build(*args)) or built[-1])
     (quick, facts), (whole, same) = (
         plan_memory(checkpoint, config, 2**30, gpu=True, reduced=reduced) for reduced in (True, False)
     )
-    assert quick == whole  # caches of all layers, in the same order, too
+    assert replace(quick, cache=whole.cache) == whole  # weights, tables, activations, graphs: to the byte
+    assert Counter(quick.cache.resources) == Counter(whole.cache.resources)
     assert facts == same
     assert not any("by itself" in fact for fact in facts)
+    few, all_of_them = (len(list(model.modules())) for model in built)  # each is built once
+    is_mixture = any("expert" in key for key in _REDUCED[family])
+    assert few < all_of_them if is_mixture else few == all_of_them
 
 
 @pytest.mark.exhaustive
