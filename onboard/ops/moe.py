@@ -93,7 +93,8 @@ def _experts_to_run(selected: Tensor, experts: int) -> Iterable[int]:
     """Return the experts that were chosen; all of them where that cannot be known, in a captured graph."""
     if selected.is_cuda and torch.cuda.is_current_stream_capturing():
         return range(experts)
-    return [index for index in selected.unique().tolist() if 0 <= index < experts]
+    chosen: list[int] = selected.unique().tolist()  # type: ignore[no-untyped-call]
+    return [index for index in chosen if 0 <= index < experts]
 
 
 def _add(

@@ -128,5 +128,6 @@ def _read(document: dict[str, Any]) -> MemoryPlan:
 
 def _resources(groups: list[Any]) -> Iterator[CacheResource]:
     for name, values, count in groups:
-        own = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-        yield from [_FORMS[name](**own | {"dtype": DType(*values["dtype"])})] * count
+        own: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        own["dtype"] = DType(*values["dtype"])
+        yield from [_FORMS[name](**own)] * count

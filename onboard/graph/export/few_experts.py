@@ -30,8 +30,9 @@ def few_experts(count: int) -> Iterator[None]:
     extend = nn.ModuleList.extend
 
     def extend_by_few(members: nn.ModuleList, modules: Iterable[nn.Module]) -> nn.ModuleList:
-        is_lazy = isinstance(modules, Iterator) and not len(members)
-        return extend(members, _few(members, modules, count) if is_lazy else modules)
+        if isinstance(modules, Iterator) and not len(members):
+            modules = _few(members, modules, count)
+        return extend(members, modules)
 
     with _replaced(nn.ModuleList, "extend", extend_by_few):
         yield

@@ -48,7 +48,10 @@ def _functional(target: Any) -> OpOverload | None:
         return None
     packet = getattr(getattr(torch.ops, target.namespace), target.overloadpacket.__name__.removesuffix("_"), None)
     name = target._overloadname
-    return getattr(packet, name) if packet is not target.overloadpacket and name in packet.overloads() else None
+    if packet is None or packet is target.overloadpacket or name not in packet.overloads():
+        return None
+    found: OpOverload = getattr(packet, name)
+    return found
 
 
 def _is_shared(gm: fx.GraphModule, written: fx.Node, node: fx.Node) -> bool:
@@ -75,7 +78,8 @@ def _is_new(node: fx.Node) -> bool:
     """
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
-    is_made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key(node.target.name(), "CompositeImplicitAutograd")
+    name = node.target.name()  # type: ignore[no-untyped-call]
+    is_made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     return not is_made_of_others and all(result.alias_info is None for result in node.target._schema.returns)
 
 
