@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from onboard import user_cache
 from onboard.config import RuntimeConfig
 from onboard.graph import graph_cache
 from onboard.graph.graph_cache import GraphCache, _lengths, cache_folder, key_parts
@@ -210,13 +211,13 @@ def test_a_graph_is_kept_for_the_lengths_that_would_give_the_same(tiny: Callable
 
 def test_code_libraries_device_and_switches_are_in_the_key(made: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     before = _key(made)
-    for name, other in [
-        ("_code_digest", lambda: "other"),
-        ("_version", lambda library: "0" if library == "torch" else None),
-        ("_device", lambda device: ["cuda", "another"]),
+    for module, name, other in [
+        (graph_cache, "code_digest", lambda: "other"),
+        (user_cache, "_version", lambda library: "0" if library == "torch" else None),
+        (graph_cache, "_device", lambda device: ["cuda", "another"]),
     ]:
         with monkeypatch.context() as patch:
-            patch.setattr(graph_cache, name, other)
+            patch.setattr(module, name, other)
             assert _key(made) != before
     monkeypatch.setenv("TRITON_INTERPRET", "other")
     assert _key(made) != before
