@@ -22,6 +22,7 @@ from filelock import FileLock
 from pydantic import Field, ValidationError, field_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.representer import RoundTripRepresenter
 
 from onboard.config import RuntimeConfig, StrictModel
 from onboard.content import CONTENT_ROOT, content_path
@@ -178,11 +179,25 @@ def read_config_file(path: Path) -> dict[str, Any]:
     return _load_yaml(_read_text(path), path.name)
 
 
+class _Representer(RoundTripRepresenter):
+    """Writes "null" for None; ruamel writes nothing, which reads as if something were missing."""
+
+    def represent_none(self, data: None) -> Any:
+        """Return the scalar "null"."""
+        return self.represent_scalar("tag:yaml.org,2002:null", "null")
+
+
+_Representer.add_representer(type(None), _Representer.represent_none)
+
+
 def dump_config(config: dict[str, Any], comment: str) -> str:
     """Return the YAML text of a config, under a comment line."""
     stream = StringIO()
     yaml = YAML()
     yaml.width = 4096
+    yaml.representer.add_representer(
+        type(None), lambda made, _: made.represent_scalar("tag:yaml.org,2002:null", "null")
+    )
     yaml.dump(config, stream)
     return f"# {comment}\n{stream.getvalue()}"
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from graph_support import settled_config
 from safetensors.torch import save_file
 from torch import fx, nn
 
-from onboard.config import RuntimeConfig
 from onboard.graph.cleanup import clean_up
 from onboard.graph.context import TransformContext
 from onboard.graph.export.export import export_to_graph
@@ -43,7 +43,7 @@ def context_for(folder: Path, tensors: Mapping[str, torch.Tensor] | None = None,
         save_file(dict(tensors), folder / "model.safetensors")
     config = SimpleNamespace(architectures=None, model_type="none")
     factory: Any = SimpleNamespace(checkpoint=folder, config=config, mode="graph", eager_modules=())
-    return TransformContext(factory, RuntimeConfig(**runtime), torch.device("cpu"), torch.float32)
+    return TransformContext(factory, settled_config(**runtime), torch.device("cpu"), torch.float32)
 
 
 def apply(

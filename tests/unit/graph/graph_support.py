@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.export import Dim
 from transformers import AutoConfig
 
-from onboard.config import RuntimeConfig
+from onboard.config import SettledConfig
 from onboard.graph.context import TransformContext
 from onboard.graph.export.export import export_to_graph
 from onboard.graph.factory import ModelFactory
@@ -24,6 +24,11 @@ from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.transform import BaseTransform, Stages, TransformConfig, TransformInfo
 
 TINY: dict[str, Any] = {**checkpoints.TINY, "head_dim": 8, "pad_token_id": 0}
+
+
+def settled_config(**fields: Any) -> SettledConfig:
+    """Return a configuration of small limits, where `fields` say no others."""
+    return SettledConfig(**{"max_seq_len": 512, "max_batch_size": 8, "max_num_tokens": 2048, **fields})
 
 
 def make_context(
@@ -35,7 +40,7 @@ def make_context(
     (folder / "models").mkdir(exist_ok=True)
     shutil.copyfile(Path(__file__).with_name("canonical_llama.py"), folder / "models" / "modeling_llama.py")
     factory = ModelFactory(folder / "checkpoint", root=folder, dtype=torch.float32, model_kwargs=attention, mode=mode)
-    return TransformContext(factory, RuntimeConfig(), torch.device("cpu"), torch.float32)
+    return TransformContext(factory, settled_config(), torch.device("cpu"), torch.float32)
 
 
 def randomize(module: nn.Module, seed: int) -> None:
@@ -111,7 +116,7 @@ def transform(
     wanted = set(keys) | {"cleanup_noop_slice", "cleanup_noop_add", "cleanup_input_constraints"}
     chosen = [each for each in load_pipeline(overrides) if each.key in wanted]
     gm = export_to_graph(module.eval(), inputs, dims, torch.device("cpu"))
-    context = TransformContext(None, RuntimeConfig(), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
+    context = TransformContext(None, settled_config(), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
     result = Pipeline([_Given(gm), *chosen]).run(context)
     assert isinstance(result, fx.GraphModule)
     return Transformed(result, {entry.key: entry.num_matches for entry in context.history}, context.facts)

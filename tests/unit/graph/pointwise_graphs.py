@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from graph_support import settled_config
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from onboard.config import RuntimeConfig
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import nodes_of
 from onboard.ops.triton.launch import INTERPRETED
@@ -85,7 +85,7 @@ class RandomGraph(nn.Module):
 
 def context() -> TransformContext:
     """Return the context of a run on the device of the tests."""
-    return TransformContext(None, RuntimeConfig(), torch.device(DEVICE), torch.float32)  # type: ignore[arg-type]
+    return TransformContext(None, settled_config(), torch.device(DEVICE), torch.float32)  # type: ignore[arg-type]
 
 
 def kernels(gm: fx.GraphModule) -> list[fx.Node]:

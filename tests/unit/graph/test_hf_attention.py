@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from graph_support import settled_config
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import (
@@ -21,7 +22,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from onboard.config import RuntimeConfig, SettledConfig
+from onboard.config import SettledConfig
 from onboard.errors import OnboardError
 from onboard.graph.cache_init.attention_probe import check_calls
 from onboard.graph.cache_init.cached_hf import AttentionLayer
@@ -139,7 +140,7 @@ def test_attention_without_a_mask_or_to_later_tokens_is_refused() -> None:
 
 def test_a_model_whose_attention_was_not_found_gets_no_caches() -> None:
     transform = get_transform("transformers_replace_cached_attn")
-    context = TransformContext(None, RuntimeConfig(), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
+    context = TransformContext(None, settled_config(), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
     with pytest.raises(OnboardError, match="no attention layers are known"):
         transform(transform.config_class(stage=Stages.CACHE_INIT)).apply(nn.Linear(1, 1), context)
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from graph_support import settled_config
 from torch import Tensor, nn
 from torch.export import Dim
 
-from onboard.config import RuntimeConfig
 from onboard.graph.context import TransformContext
 from onboard.graph.export.export import export_to_graph
 from onboard.graph.transform import get_transform
@@ -61,7 +61,7 @@ def _transformed(formula: Formula, first: int) -> tuple[_Counting, torch.fx.Grap
     dims = dict.fromkeys(inputs, {0: Dim.DYNAMIC, 1: Dim.DYNAMIC})
     gm = export_to_graph(model, inputs, dims, torch.device("cpu"))
     factory = SimpleNamespace(first_position=first)
-    context = TransformContext(factory, RuntimeConfig(), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
+    context = TransformContext(factory, settled_config(), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
     for key, stage in (("cleanup_input_constraints", "post_export"), ("replace_counted_positions", "cache_init")):
         cls = get_transform(key)
         module, info = cls(cls.config_class(stage=stage)).apply(gm, context)
