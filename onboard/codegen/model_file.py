@@ -23,10 +23,11 @@ from onboard.codegen.translate import causal, chosen, compressed, experts
 from onboard.codegen.translate.blocks import NORMS, Recognised
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.emit import ClassText, MethodText, config_of, emit, rope_default
+from onboard.codegen.translate.object_values import Config
 from onboard.codegen.translate.rescaled import LINEAR
 from onboard.codegen.translate.state import ClassState
+from onboard.codegen.translate.syntax import Untranslatable
 from onboard.codegen.translate.ties import FUNCTION
-from onboard.codegen.translate.values import Config, Untranslatable
 from onboard.errors import OnboardError
 from onboard.hf.codebooks import places_of
 from onboard.render import render

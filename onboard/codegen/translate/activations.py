@@ -11,7 +11,8 @@ from transformers.activations import ACT2FN
 
 from onboard.analysis.source import module_source
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.values import Code, constant, name
+from onboard.codegen.translate.syntax import constant, name
+from onboard.codegen.translate.values import Code
 
 
 def activation(table: Mapping[Any, Any], index: Code, frame: Frame) -> Code | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from onboard.codegen.translate.values import Code, Known, Value, is_static, residual
+from onboard.codegen.translate.values import Code, Known, Value
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Args:
 
     def static(self) -> bool:
         """Whether all are static."""
-        return all(map(is_static, (*self.positional, *self.keywords.values())))
+        return all(each.is_static for each in (*self.positional, *self.keywords.values()))
 
     def known(self) -> bool:
         """Whether all are constants."""
@@ -28,10 +28,10 @@ class Args:
     def code(self) -> tuple[list[ast.expr], list[ast.keyword]]:
         """Return the arguments as code."""
         positional = [
-            ast.Starred(residual(value), ast.Load()) if index in self.stars else residual(value)
+            ast.Starred(value.code(), ast.Load()) if index in self.stars else value.code()
             for index, value in enumerate(self.positional)
         ]
-        return positional, [ast.keyword(key, residual(value)) for key, value in self.keywords.items()]
+        return positional, [ast.keyword(key, value.code()) for key, value in self.keywords.items()]
 
 
 def plain_call(function: ast.expr, args: Args, static: bool = False) -> Code:

@@ -9,32 +9,12 @@ from transformers import PreTrainedModel
 
 from onboard.codegen.translate import causal, objects, rescaled
 from onboard.codegen.translate.evaluate import bind_result, code, evaluate, settle
+from onboard.codegen.translate.forms import COMPLEX, MAYBE
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.values import (
-    COMPLEX,
-    MAYBE,
-    NONE,
-    Code,
-    Config,
-    Half,
-    Hole,
-    Instance,
-    Items,
-    Known,
-    Mapping,
-    Mask,
-    ModuleList,
-    Result,
-    Self,
-    Untranslatable,
-    Value,
-    attribute,
-    is_static,
-    joined_ways,
-    name,
-    residual,
-    same,
-)
+from onboard.codegen.translate.holes import Hole, Result
+from onboard.codegen.translate.object_values import Config, Instance, ModuleList, Self, joined_ways
+from onboard.codegen.translate.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.values import NONE, Code, Half, Items, Known, Mapping, Mask, Value
 
 
 def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None:
@@ -71,10 +51,10 @@ def _states_a_fact(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bo
 
 def _is_so_already(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
     """Whether a forward forgets what it would have kept for the next call: nothing, where there is no cache."""
-    module = evaluate(owner, frame) if frame.kind != "init" and same(value, NONE) else NONE
+    module = evaluate(owner, frame) if frame.kind != "init" and value.equals(NONE) else NONE
     if not isinstance(module, Instance) or not all(map(frame.translator.translates, module.classes)):
         return False
-    return all(same(state.attributes.get(attr, module), NONE) for state in frame.translator.reached(module))
+    return all(state.attributes.get(attr, module).equals(NONE) for state in frame.translator.reached(module))
 
 
 def _takes_away(owner: ast.expr, value: Value, frame: Frame) -> bool:
@@ -96,7 +76,7 @@ def _change_config(variable: str, attr: str, value: Value, frame: Frame, origin:
     if not (isinstance(config.expr, ast.Name) and config.expr.id == variable):
         frame.emit(ast.Assign([name(variable, store=True)], config.copy), origin)
         frame.env.values[variable] = Config(name(variable), config.obj, config.copy)
-    frame.emit(ast.Assign([ast.Attribute(name(variable), attr, ast.Store())], residual(value)), origin)
+    frame.emit(ast.Assign([ast.Attribute(name(variable), attr, ast.Store())], value.code()), origin)
 
 
 def _store_name(variable: str, value: Value, frame: Frame, origin: ast.AST) -> None:
@@ -202,14 +182,14 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
         if isinstance(value, Code) and ast.unparse(value.expr).split(".to(")[0] == f"self.{attr}":
             _move(attr, value.expr, frame)
             return
-        if same(value, NONE) and frame.cls is not None and same(frame.cls.attributes.get(attr, Self()), NONE):
+        if value.equals(NONE) and frame.cls is not None and frame.cls.attributes.get(attr, Self()).equals(NONE):
             return  # what one call would keep for the next
         raise Grows(f"forward assigns self.{attr}")
     value = rescaled.divided(attr, value, frame)
     path = attribute(name("self"), attr)
     assert isinstance(path, ast.Attribute)
     target = ast.Attribute(path.value, attr, ast.Store())
-    frame.emit(ast.Assign([target], residual(value)), origin)
+    frame.emit(ast.Assign([target], value.code()), origin)
     frame.env.values[f"self.{attr}"] = _at(value, path)
 
 
@@ -230,7 +210,7 @@ def _at(value: Value, path: ast.expr) -> Value:
         case ModuleList(made=made):
             return ModuleList(made, path)
         case Items() | Mapping():
-            return Code(path, is_static(value))
+            return Code(path, value.is_static)
     return value
 
 
@@ -248,10 +228,10 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
             raise Untranslatable(f"a computed key at {frame.source.location(origin)}")
         if frame.loops:
             raise Widened(target.value.id)
-        frame.bind(target.value.id, Code(residual(owner)), origin)
+        frame.bind(target.value.id, Code(owner.code()), origin)
         owner = frame.env.values[target.value.id]
     index = code(target.slice, frame) if not isinstance(target.slice, ast.Slice) else target.slice
-    frame.emit(ast.Assign([ast.Subscript(residual(owner), index, ast.Store())], residual(value)), origin)
+    frame.emit(ast.Assign([ast.Subscript(owner.code(), index, ast.Store())], value.code()), origin)
     if isinstance(owner, ModuleList) and isinstance(value, Instance):
         place = ast.unparse(target.value)
         frame.env.values[place] = replace(owner, made=joined_ways(owner.made, value.made))
@@ -261,7 +241,7 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
 
 def _form(value: Value) -> str | None:
     """Return what is known of an item that a dict gets at run time; items without one tell nothing of the others."""
-    if same(value, NONE):
+    if value.equals(NONE):
         return MAYBE
     return value.form if isinstance(value, Code) else None
 

@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from onboard.codegen.translate.values import (
-    KEYS,
-    Code,
-    KeyBias,
-    Known,
-    Untranslatable,
-    Value,
-    attribute,
-    call,
-    is_static,
-    residual,
-)
+from onboard.codegen.translate.forms import KEYS
+from onboard.codegen.translate.syntax import Untranslatable, attribute, call
+from onboard.codegen.translate.values import Code, Known, Value
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.args import Args
     from onboard.codegen.translate.frame import Frame
+
+
+@dataclass(frozen=True, eq=False)
+class KeyBias(Code):
+    """A bias of attention that is linear in the key's position (ALiBi); `expr`, its slopes, is what is left of it."""
+
+    unread = "a bias of positions that more than attention reads"
+    typed = True
+    returned = True
+    annotation = "AlibiSlopes"
+
 
 _SHAPES = {"view", "reshape", "repeat", "expand", "squeeze", "unsqueeze", "contiguous", "to", "float", "type_as"}
 _ROUNDS = {"half", "bfloat16"}
@@ -55,7 +57,7 @@ def key_method(keys: Code, attr: str, args: Args) -> Code | None:
 def combined(operator: ast.operator, left: Value, right: Value) -> KeyBias | None:
     """Return slopes times counted keys, and a bias times a number; None for anything else."""
     for one, other in ((left, right), (right, left)):
-        if isinstance(one, KeyBias) and is_static(other) and (one is left or isinstance(operator, ast.Mult)):
+        if isinstance(one, KeyBias) and other.is_static and (one is left or isinstance(operator, ast.Mult)):
             return scaled(one, operator, other)
         if isinstance(operator, ast.Mult) and _is_keys(one) and isinstance(other, Code) and not other.static:
             return KeyBias(_vector(other.expr))
@@ -68,7 +70,7 @@ def scaled(bias: KeyBias, operator: ast.operator, factor: Value) -> KeyBias | No
         return None
     if isinstance(factor, Known) and factor.value == 1:
         return bias
-    return replace(bias, expr=ast.BinOp(bias.expr, operator, residual(factor)))
+    return replace(bias, expr=ast.BinOp(bias.expr, operator, factor.code()))
 
 
 def _is_keys(value: Value) -> bool:

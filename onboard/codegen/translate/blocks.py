@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate import chosen, compressed, experts
-from onboard.codegen.translate.values import COMPLEX, Hole, Value
+from onboard.codegen.translate.forms import COMPLEX
+from onboard.codegen.translate.holes import Hole
+from onboard.codegen.translate.values import Value
 from onboard.render import render
 
 if TYPE_CHECKING:

@@ -10,22 +10,9 @@ import torch
 
 from onboard.codegen.translate import indexer, objects
 from onboard.codegen.translate.args import Args, plain_call
-from onboard.codegen.translate.values import (
-    NONE,
-    Code,
-    Config,
-    Global,
-    Items,
-    Known,
-    Mapping,
-    Mask,
-    Self,
-    Super,
-    Untranslatable,
-    Value,
-    attribute,
-    name,
-)
+from onboard.codegen.translate.object_values import Config, Global, Self, Super
+from onboard.codegen.translate.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.values import NONE, Code, Items, Known, Mapping, Mask, Value
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.frame import Frame

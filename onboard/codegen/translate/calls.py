@@ -30,36 +30,23 @@ from onboard.codegen.translate import (
 )
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.builtin_calls import BUILTINS
-from onboard.codegen.translate.forms import ONES
-from onboard.codegen.translate.tensor_methods import tensor_method
-from onboard.codegen.translate.values import (
-    NONE,
-    SHARED,
-    ZEROS,
+from onboard.codegen.translate.forms import ONES, SHARED, ZEROS
+from onboard.codegen.translate.object_values import (
     AttentionInterface,
     Choice,
-    Code,
     Config,
     Global,
     Instance,
-    Items,
-    Known,
     Made,
-    Mapping,
-    Mask,
     MaskMaker,
     Method,
     ModuleList,
-    PaddingMask,
     Self,
     Super,
-    Untranslatable,
-    Value,
-    attribute,
-    name,
-    residual,
-    same,
 )
+from onboard.codegen.translate.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.tensor_methods import tensor_method
+from onboard.codegen.translate.values import NONE, Code, Items, Known, Mapping, Mask, PaddingMask, Value
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.frame import Frame
@@ -135,7 +122,7 @@ def call_value(callee: Value, args: Args, frame: Frame) -> Value:
 def _chosen(choice: Choice, args: Args, frame: Frame) -> Value:
     """Return what a call of one of two functions gives, as `a() if test else b()`."""
     first, second = (call_value(option, args, frame) for option in (choice.first, choice.second))
-    expr = ast.IfExp(choice.test, residual(first), residual(second))
+    expr = ast.IfExp(choice.test, first.code(), second.code())
     if isinstance(first, Instance) and isinstance(second, Instance):
         return Instance(first.made + second.made, expr, first.optional or second.optional)
     return Code(expr)
@@ -172,7 +159,7 @@ def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
         case Instance(classes=classes) if all(frame.translator.has_method(cls, attr) for cls in classes):
             return frame.translator.call_module(owner, args, frame, attr)
         case Instance() if attr == "register_buffer":
-            frame.emit(ast.Expr(plain_call(attribute(residual(owner), attr), args).expr))
+            frame.emit(ast.Expr(plain_call(attribute(owner.code(), attr), args).expr))
             return NONE
     return call_value(objects.get_attribute(owner, attr, frame), args, frame)
 
@@ -245,7 +232,7 @@ def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
         return repeated
     if frame.translator.is_helper(obj):
         return frame.translator.call_function(obj, args, frame)
-    if isinstance(obj, type) and issubclass(obj, UserDict) and all(same(item, NONE) for item in args.positional):
+    if isinstance(obj, type) and issubclass(obj, UserDict) and all(item.equals(NONE) for item in args.positional):
         return Code(ast.Dict([], []), form=SHARED)
     static = args.static() and not _is_torch(obj)
     if obj is torch.zeros and not static:
@@ -286,7 +273,7 @@ def _is_torch(obj: Any) -> bool:
 def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
     if cls is nn.ModuleList:
         return _module_list(expr, args)
-    if cls is nn.ModuleDict and all(same(item, Mapping({})) for item in args.positional):
+    if cls is nn.ModuleDict and all(item.equals(Mapping({})) for item in args.positional):
         return ModuleList((), ast.Call(expr, [], []))
     if frame.translator.translates(cls):
         return frame.translator.construct(cls, args)
@@ -304,6 +291,6 @@ def _module_list(expr: ast.expr, args: Args) -> Value:
             return ModuleList(made, ast.Call(expr, [items], []))
         case [Items(items=tuple() as items)] if all(isinstance(item, Instance) for item in items):
             made = tuple(way for item in items if isinstance(item, Instance) for way in item.made)
-            elements = ast.List([residual(item) for item in items], ast.Load())
+            elements = ast.List([item.code() for item in items], ast.Load())
             return ModuleList(made, ast.Call(expr, [elements], []))
     raise Untranslatable("a ModuleList of unknown modules")

@@ -11,26 +11,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from onboard.codegen.translate import chosen, compressed
-from onboard.codegen.translate.values import (
-    NONE,
-    Code,
-    Half,
-    Hole,
-    Items,
-    Known,
-    Mask,
-    Result,
-    Untranslatable,
-    Value,
-    attribute,
-    call,
-    constant,
-    name,
-    residual,
-    same,
-    same_code,
-    untransposed,
-)
+from onboard.codegen.translate.holes import Hole, Result
+from onboard.codegen.translate.syntax import Untranslatable, attribute, call, constant, op, same_code
+from onboard.codegen.translate.values import NONE, Code, Half, Items, Known, Mask, Value, untransposed
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.args import Args
@@ -38,11 +21,6 @@ if TYPE_CHECKING:
 NORMS = (nn.LayerNorm,)
 """PyTorch's norms that generated files have a subclass of, of the same name, which calls the canonical op."""
 COMPLEX_ROPE = "torch_rope_with_complex_freqs"
-
-
-def op(op_name: str) -> ast.expr:
-    """Return `torch.ops.onboard.<name>`."""
-    return attribute(name("torch"), "ops", "onboard", op_name)
 
 
 def attention(args: Args) -> Value:
@@ -53,17 +31,17 @@ def attention(args: Args) -> Value:
     heads_first = args.positional[1:4]
     given = {**dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)), **args.keywords}
     by_sequence = all(isinstance(value, Code) and value.transposed for value in heads_first)
-    if not same(by_query := given.get("sinks", NONE), NONE):
-        given = {**given, "s_aux": Code(_sinks(residual(by_query)))}
+    if not (by_query := given.get("sinks", NONE)).equals(NONE):
+        given = {**given, "s_aux": Code(_sinks(by_query.code()))}
     settings = [given.get(key, NONE) for key in ("scaling", "s_aux", "sliding_window", "softcap")]
     if (keys := chosen.indices(given.get("attention_mask"))) is not None:
         return Items((_sparse(heads_first, keys, settings), NONE))
     if any(isinstance(value, compressed.WithEntries) for value in heads_first[1:]):
         return _to_entries(args, heads_first, settings)
     layout = constant("bsnd" if by_sequence else "bnsd")
-    qkv = [residual(untransposed(value) if by_sequence else value) for value in heads_first]
-    fixed = [residual(_bias(given)), constant(0.0), constant(True)]
-    called = ast.Call(op("torch_attention"), [*qkv, *fixed, *map(residual, settings), layout], [])
+    qkv = [(untransposed(value) if by_sequence else value).code() for value in heads_first]
+    fixed = [_bias(given).code(), constant(0.0), constant(True)]
+    called = ast.Call(op("torch_attention"), [*qkv, *fixed, *(each.code() for each in settings), layout], [])
     return Items((Code(called, transposed=not by_sequence), NONE))
 
 
@@ -92,25 +70,25 @@ def _sinks(expr: ast.expr) -> ast.expr:
 def _sparse(heads_first: list[Value], keys: Value, settings: list[Value]) -> Code:
     """Return the canonical form of attention to chosen keys, [batch, sequence, heads, dim]."""
     scale, *others = settings
-    if not all(same(item, NONE) for item in others):
+    if not all(item.equals(NONE) for item in others):
         raise Untranslatable("attention to chosen keys with sinks, a window or a soft cap")
-    qkv = [residual(turned(value)) for value in heads_first]
-    return Code(ast.Call(op("torch_sparse_attention"), [*qkv, residual(keys), residual(scale)], []))
+    qkv = [turned(value).code() for value in heads_first]
+    return Code(ast.Call(op("torch_sparse_attention"), [*qkv, keys.code(), scale.code()], []))
 
 
 def turned(value: Value) -> Code:
     """Return a value [batch, heads, sequence, dim] in the order bsnd, or the other way round."""
     if isinstance(value, Code) and value.transposed:
         return untransposed(value)
-    return Code(residual(value), transposed=True)
+    return Code(value.code(), transposed=True)
 
 
 def _bias(given: Mapping[str, Value]) -> Value:
     """Return what is added to the scores besides the causal mask: a mask with more in it, a bias of positions."""
     mask, bias = (given.get(key, NONE) for key in ("attention_mask", "position_bias"))
-    if isinstance(mask, Mask) or same(mask, NONE) or (isinstance(mask, Code) and mask.static):
+    if isinstance(mask, Mask) or mask.equals(NONE) or (isinstance(mask, Code) and mask.static):
         return bias
-    if same(bias, NONE):
+    if bias.equals(NONE):
         return mask
     raise Untranslatable("attention with a bias in its mask and another one")
 
@@ -132,7 +110,7 @@ def rope(
     if not (isinstance(dim, Known) and dim.value in (1, 2)):
         raise Untranslatable("RoPE along an unknown dimension")
     moved = all(isinstance(value, Code) and value.transposed for value in (q, k))
-    q_code, k_code = (residual(untransposed(value) if moved else value) for value in (q, k))
+    q_code, k_code = ((untransposed(value) if moved else value).code() for value in (q, k))
     position = constant(3 - dim.value if moved else dim.value)
     called = ast.Call(op(op_name), [q_code, k_code, *_tables(op_name, tables), position], [])
     return Result(called, Items((Hole(0), Hole(1))), 2, moved)
@@ -140,15 +118,15 @@ def rope(
 
 def _taken(table: Value, positions: Value, dims: int) -> Code:
     """Return `table[positions]` of a table [positions, dim], or of one with two dimensions of size one before these."""
-    whole = residual(table)
+    whole = table.code()
     if dims == 4:
         whole = ast.Subscript(whole, ast.Tuple([constant(0), constant(0)], ast.Load()), ast.Load())
-    return Code(ast.Subscript(whole, residual(positions), ast.Load()))
+    return Code(ast.Subscript(whole, positions.code(), ast.Load()))
 
 
 def _tables(op_name: str, tables: list[Value]) -> list[ast.expr]:
     if op_name != COMPLEX_ROPE or len(tables) == 1:
-        return list(map(residual, tables))
+        return [each.code() for each in tables]
     match tables:
         case [Half(whole=first, part=0), Half(whole=second, part=1)] if same_code(first.expr, second.expr):
             return [first.expr]

@@ -9,24 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from onboard.codegen.translate.values import (
-    CHUNKED,
-    NONE,
-    Code,
-    Global,
-    Items,
-    Known,
-    Mapping,
-    Mask,
-    Untranslatable,
-    Value,
-    attribute,
-    call,
-    constant,
-    name,
-    residual,
-    same,
-)
+from onboard.codegen.translate.forms import CHUNKED
+from onboard.codegen.translate.object_values import Global
+from onboard.codegen.translate.syntax import Untranslatable, attribute, call, constant, name
+from onboard.codegen.translate.values import NONE, Code, Items, Known, Mapping, Mask, Value
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.frame import Frame
@@ -61,7 +47,7 @@ def mask_attribute(attr: str) -> Value | None:
 def hidden(op: ast.cmpop, mask: Value, other: Value) -> Mask | None:
     """Return the mask that is true of the keys that are hidden where `mask op other` is that."""
     asked = (Mask, ast.NotEq) if type(mask) is Mask else (Seen, ast.Eq)
-    return Mask() if (type(mask), type(op)) == asked and same(other, Known(0)) else None
+    return Mask() if (type(mask), type(op)) == asked and other.equals(Known(0)) else None
 
 
 def filled(owner: Code, value: ast.expr, window: ast.expr | None = None) -> Code:
@@ -69,7 +55,7 @@ def filled(owner: Code, value: ast.expr, window: ast.expr | None = None) -> Code
 
     With a window, those that lie so far back, too.
     """
-    expr = residual(owner)
+    expr = owner.code()
     ones = call(attribute(name("torch"), "ones_like"), expr, dtype=attribute(name("torch"), "bool"))
     hidden: ast.expr = call(attribute(ones, "triu"), ast.Constant(1))
     if window is not None:
@@ -87,10 +73,10 @@ def same_chunk(keywords: dict[str, Value], frame: Frame) -> Code:
     """Return which tokens lie in one chunk, [sequence, sequence], for `create_chunked_causal_mask(**keywords)`."""
     if not {"config", "inputs_embeds"} <= keywords.keys():
         raise Untranslatable("a mask of chunks without a config")
-    text = residual(keywords["inputs_embeds"])
+    text = keywords["inputs_embeds"].code()
     length = ast.Subscript(attribute(text, "shape"), ast.Constant(1), ast.Load())
     positions = call(attribute(name("torch"), "arange"), length, device=attribute(text, "device"))
-    size = attribute(residual(keywords["config"]), "attention_chunk_size")
+    size = attribute(keywords["config"].code(), "attention_chunk_size")
     variable = frame.fresh("chunks")
     frame.bind(variable, Code(ast.BinOp(positions, ast.FloorDiv(), size)))
     rows = call(attribute(name(variable), "unsqueeze"), ast.Constant(1))
@@ -105,4 +91,4 @@ def stands_at_run_time(value: Value) -> Code | None:
         return None
     parts = [NONE if isinstance(item, Mask) else item for item in masks]
     keys: list[ast.expr | None] = [ast.Constant(key) for key in value.items]
-    return Code(ast.Dict(keys, list(map(residual, parts))), form=f"dict of {CHUNKED}")
+    return Code(ast.Dict(keys, [each.code() for each in parts]), form=f"dict of {CHUNKED}")

@@ -33,14 +33,13 @@ from onboard.codegen.translate.facts import (
     bind,
     default_fact,
     default_nodes,
-    fact_of,
     join_facts,
-    same_fact,
     sets_attributes,
 )
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.holes import fill
+from onboard.codegen.translate.holes import Result, fill
 from onboard.codegen.translate.inline import absent, call_autograd, defaults, inline
+from onboard.codegen.translate.object_values import Config, Instance, Made, Method, Self
 from onboard.codegen.translate.results import (
     finish_returns,
     given_back,
@@ -51,25 +50,8 @@ from onboard.codegen.translate.results import (
 )
 from onboard.codegen.translate.state import ClassState, Restart, Routine
 from onboard.codegen.translate.supers import execute_inside, looked_up
-from onboard.codegen.translate.values import (
-    NONE,
-    Code,
-    Config,
-    Instance,
-    Made,
-    Mapping,
-    Method,
-    Result,
-    Self,
-    Untranslatable,
-    Value,
-    attribute,
-    is_static,
-    name,
-    passed,
-    residual,
-    untransposed,
-)
+from onboard.codegen.translate.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.values import NONE, Code, Mapping, Value, untransposed
 
 
 class Translator:
@@ -214,7 +196,7 @@ class Translator:
         names = {**frame.source.namespace, "config": self.config, **configs}
         modules: list[Any] = [] if frame.cls is None else [*self.modules_of(frame.cls.cls)]
         try:
-            code = ast.unparse(residual(test))
+            code = ast.unparse(test.code())
             values = {bool(eval(code, {**names, **own_arguments(module, frame)})) for module in modules or [None]}
         except Exception as error:
             raise Untranslatable(f"the condition {ast.unparse(node)}") from error
@@ -239,7 +221,7 @@ class Translator:
         if found is None or args.stars:
             raise Untranslatable(f"the constructor of {cls.__name__}")
         bound, _ = bind(found[1], args, method=True)
-        keywords = [ast.keyword(key, residual(value)) for key, value in bound.items()]
+        keywords = [ast.keyword(key, value.code()) for key, value in bound.items()]
         return Instance((Made(cls, bound),), ast.Call(name(cls.__name__), [], keywords))
 
     def has_method(self, cls: type, attr: str) -> bool:
@@ -410,7 +392,7 @@ class Translator:
         if frame.kind == "forward" and node.name != "forward" and (given := given_back(frame)) is not None:
             routine.given = given
             return routine
-        routine.static = bool(frame.returns) and all(is_static(value) for _, value in frame.returns)
+        routine.static = bool(frame.returns) and all(value.is_static for _, value in frame.returns)
         routine.shape, routine.holes = finish_returns(frame)
         routine.body = cleanup.clean(frame.out)
         used = cleanup.free_names(routine.body)
@@ -427,7 +409,7 @@ class Translator:
         arguments = []
         for key in routine.omitting(bound):
             value = bound[key] if key in bound else absent(routine, key, self.counts_positions)
-            arguments.append(passed(untransposed(value) if keeps_order else value, routine.facts.get(key)))
+            arguments.append((untransposed(value) if keeps_order else value).passed(routine.facts.get(key)))
         called = ast.Call(function, arguments, [])
         if routine.holes > 1:
             return Result(called, routine.shape, routine.holes)
@@ -438,13 +420,13 @@ class Translator:
     def _learn(self, key: tuple[str, str], node: ast.FunctionDef, bound: dict[str, Value], translated: bool) -> None:
         """Join what a use passes into the facts of a function; a parameter that a use leaves out has its default."""
         defaults = {item: default_fact(default) for item, default in default_nodes(node).items()}
-        new = {**defaults, **{item: fact_of(value) for item, value in bound.items()}}
+        new = {**defaults, **{item: value.fact() for item, value in bound.items()}}
         known = self.facts.get(key)
         if known is None:
             self.facts[key] = new
             return
         joined = {item: join_facts(known.get(item, NONE), new.get(item, NONE)) for item in {**known, **new}}
-        if any(item not in known or not same_fact(known[item], fact) for item, fact in joined.items()):
+        if any(item not in known or not known[item].same_fact(fact) for item, fact in joined.items()):
             self.facts[key] = joined
             if translated:
                 raise Restart

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Sequence
 from copy import deepcopy
 
-from onboard.codegen.translate.values import attribute, name
+from onboard.codegen.translate.syntax import attribute, name
 
 _BOOKS = attribute(name("self"), "codebooks")
 

@@ -8,7 +8,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-from onboard.codegen.translate.values import Config, Self, Value, attribute
+from onboard.codegen.translate.object_values import Config, Self
+from onboard.codegen.translate.syntax import attribute
+from onboard.codegen.translate.values import Value
 from onboard.hf import architecture
 
 if TYPE_CHECKING:

@@ -7,26 +7,12 @@ from collections.abc import Sequence
 
 from onboard.codegen.translate import dicts
 from onboard.codegen.translate.env import Env
+from onboard.codegen.translate.forms import MAYBE
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.values import (
-    MAYBE,
-    Choice,
-    Code,
-    Instance,
-    Items,
-    Mask,
-    ModuleList,
-    PaddingMask,
-    Result,
-    Untranslatable,
-    Value,
-    call,
-    is_static,
-    name,
-    residual,
-    same,
-    same_code,
-)
+from onboard.codegen.translate.holes import Result
+from onboard.codegen.translate.object_values import Choice, Instance, ModuleList
+from onboard.codegen.translate.syntax import Untranslatable, call, name, same_code
+from onboard.codegen.translate.values import Code, Items, Mask, PaddingMask, Value
 
 
 def comprehension(
@@ -46,12 +32,12 @@ def comprehension(
         for assignment in before:
             _substitute(assignment, frame)
         element = evaluate(node.elt, frame)
-        tests = [residual(evaluate(item, frame)) for item in generator.ifs]
+        tests = [evaluate(item, frame).code() for item in generator.ifs]
     _check_pure(statements, node, frame)
-    expr = type(node)(residual(element), [ast.comprehension(generator.target, over, tests, 0)])
+    expr = type(node)(element.code(), [ast.comprehension(generator.target, over, tests, 0)])
     if isinstance(element, Instance):
         return ModuleList(element.made, expr)
-    return Code(expr, _is_static(generator, env) and is_static(element))
+    return Code(expr, _is_static(generator, env) and element.is_static)
 
 
 def dict_comprehension(node: ast.DictComp, frame: Frame) -> Value:
@@ -63,9 +49,9 @@ def dict_comprehension(node: ast.DictComp, frame: Frame) -> Value:
         return known
     over, env = _loop_variables(generator, frame)
     with frame.branch(env) as statements:
-        key, value = residual(evaluate(node.key, frame)), evaluate(node.value, frame)
+        key, value = evaluate(node.key, frame).code(), evaluate(node.value, frame)
         value = Code(value.expr) if isinstance(value, Result) and value.is_plain_tuple else settle(value, frame)
-        tests = [residual(evaluate(item, frame)) for item in generator.ifs]
+        tests = [evaluate(item, frame).code() for item in generator.ifs]
     if isinstance(value, Mask):
         return value if not isinstance(value, PaddingMask) else PaddingMask()
     _check_pure(statements, node, frame)
@@ -73,7 +59,7 @@ def dict_comprehension(node: ast.DictComp, frame: Frame) -> Value:
         return evaluate(original, frame)
     form = f"dict of {value.form or MAYBE}" if isinstance(value, Code) and (value.form or value.optional) else None
     loop = ast.comprehension(generator.target, over, tests, 0)
-    return Code(ast.DictComp(key, residual(value), [loop]), _is_static(generator, env) and is_static(value), form=form)
+    return Code(ast.DictComp(key, value.code(), [loop]), _is_static(generator, env) and value.is_static, form=form)
 
 
 def _only_loop(node: ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp, frame: Frame) -> ast.comprehension:
@@ -92,7 +78,7 @@ def _loop_variables(generator: ast.comprehension, frame: Frame) -> tuple[ast.exp
 
 def _is_static(generator: ast.comprehension, env: Env) -> bool:
     names = [item.id for item in ast.walk(generator.target) if isinstance(item, ast.Name)]
-    return all(is_static(env.values[item]) for item in names)
+    return all(env.values[item].is_static for item in names)
 
 
 def _substitute(assignment: ast.Assign, frame: Frame) -> None:
@@ -101,7 +87,7 @@ def _substitute(assignment: ast.Assign, frame: Frame) -> None:
     (target,) = assignment.targets
     assert isinstance(target, ast.Name)
     value = evaluate(assignment.value, frame)
-    if not (is_static(value) or isinstance(value, Choice)):
+    if not (value.is_static or isinstance(value, Choice)):
         raise Untranslatable(f"a list whose elements are computed in several steps, {target.id} first")
     frame.env.values[target.id] = value
 
@@ -141,7 +127,7 @@ def _unrolled(element: ast.expr, target: ast.expr, items: tuple[Value, ...], fra
 
 
 def _same_module(first: Instance, other: Value) -> bool:
-    return isinstance(other, Instance) and same_code(first.expr, other.expr) and same(first, other)
+    return isinstance(other, Instance) and same_code(first.expr, other.expr) and first.equals(other)
 
 
 def iteration(node: ast.expr, frame: Frame) -> tuple[ast.expr, Value | None]:
@@ -163,7 +149,7 @@ def iteration(node: ast.expr, frame: Frame) -> tuple[ast.expr, Value | None]:
 def _over(value: Value) -> tuple[ast.expr, Value]:
     if isinstance(value, ModuleList):
         return value.expr, Instance(value.made, name("item"))
-    return residual(value), Code(name("item"), is_static(value))
+    return value.code(), Code(name("item"), value.is_static)
 
 
 def bind_target(target: ast.expr, element: Value | None, env: Env) -> None:
@@ -172,7 +158,7 @@ def bind_target(target: ast.expr, element: Value | None, env: Env) -> None:
         case ast.Name(id=variable), Instance(made=made):
             env.values[variable] = Instance(made, name(variable))
         case ast.Name(id=variable), _:
-            env.values[variable] = Code(name(variable), element is not None and is_static(element))
+            env.values[variable] = Code(name(variable), element is not None and element.is_static)
         case ast.Tuple(elts=targets), Items(items=items) if len(targets) == len(items):
             for part, item in zip(targets, items, strict=True):
                 bind_target(part, item, env)

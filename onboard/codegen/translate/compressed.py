@@ -7,7 +7,7 @@ among these keys instead.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,23 +16,10 @@ import torch
 from onboard.analysis.recognise.compressors import COMPRESSOR as COMPRESSOR
 from onboard.analysis.recognise.compressors import INDEXER
 from onboard.codegen.translate.args import Args
-from onboard.codegen.translate.values import (
-    NONE,
-    Code,
-    Hole,
-    Instance,
-    Items,
-    Known,
-    Result,
-    Untranslatable,
-    Value,
-    attribute,
-    constant,
-    name,
-    residual,
-    same,
-    same_code,
-)
+from onboard.codegen.translate.holes import Hole, Result
+from onboard.codegen.translate.object_values import Instance
+from onboard.codegen.translate.syntax import Untranslatable, attribute, constant, name, same_code
+from onboard.codegen.translate.values import NONE, Code, Items, Known, Value
 
 KINDS = (COMPRESSOR, INDEXER)
 
@@ -46,6 +33,10 @@ class Entries(Code):
     """The numbers of the blocks that each query sees, or None."""
     size: ast.expr = field(default_factory=lambda: constant(None))
     """The tokens of a block."""
+
+    def of_result(self, parts: Sequence[Code], index: int) -> Code:
+        """Return the entries of a compressor's result: they, and what was chosen of them."""
+        return replace(self, expr=parts[index].expr, chosen=parts[index + 1].expr)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +81,7 @@ def joined(obj: object, args: Args) -> WithEntries | None:
     """Return `torch.cat([keys, entries], dim=2)` of keys [batch, 1, sequence, dim]; None for anything else."""
     match args.positional:
         case [Items(items=(Code() as keys, Entries() as entries))] if obj is torch.cat:
-            if same(args.keywords.get("dim", NONE), Known(2)):
+            if args.keywords.get("dim", NONE).equals(Known(2)):
                 return WithEntries(keys.expr, transposed=keys.transposed, entries=entries)
     return None
 
@@ -119,16 +110,16 @@ def attention(keys: list[Value], plain: Items, query: Code, settings: list[Value
     scale, sinks, window, cap = settings
     if not (
         isinstance(key, WithEntries) and isinstance(value, WithEntries) and same_code(key.expr, value.expr)
-    ) or same(window, NONE):
+    ) or window.equals(NONE):
         raise Untranslatable("attention to keys of blocks with other values, or without a window")
-    if not same(cap, NONE):
+    if not cap.equals(NONE):
         raise Untranslatable("attention to keys of blocks with a soft cap")
     tokens = Code(key.expr, transposed=not key.transposed)
     entries = key.entries
-    given = [residual(query), residual(tokens), entries.expr, entries.chosen, entries.size]
+    given = [query.code(), tokens.code(), entries.expr, entries.chosen, entries.size]
     operator = attribute(name("torch"), "ops", "onboard", "torch_compressed_attention")
-    called: ast.expr = ast.Call(operator, [*given, *map(residual, (window, scale, sinks))], [])
+    called: ast.expr = ast.Call(operator, [*given, *(each.code() for each in (window, scale, sinks))], [])
     if key.optional:
         absent = ast.Compare(entries.expr, [ast.Is()], [constant(None)])
-        called = ast.IfExp(absent, residual(plain.items[0]), called)
+        called = ast.IfExp(absent, plain.items[0].code(), called)
     return Items((Code(called), NONE))

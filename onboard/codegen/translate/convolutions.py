@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from onboard.codegen.translate.args import Args, plain_call
-from onboard.codegen.translate.canonical import op
+from onboard.codegen.translate.forms import CHANNELS
+from onboard.codegen.translate.object_values import Instance
 from onboard.codegen.translate.recurrent import argument
-from onboard.codegen.translate.values import CHANNELS, Code, Instance, Value, attribute, constant, residual
+from onboard.codegen.translate.syntax import attribute, constant, op
+from onboard.codegen.translate.values import Code, Value
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.frame import Frame
@@ -35,7 +37,7 @@ def padded(module: Instance, args: Args, frame: Frame) -> Code:
     """Return the result of calling an `nn.ZeroPad2d`: what shifts tokens by one is the canonical op."""
     made = _modules(module.expr, frame)
     if made and all(getattr(item, "padding", None) == (0, 0, 1, -1) for item in made):
-        return Code(ast.Call(op("torch_token_shift"), [residual(args.positional[0])], []))
+        return Code(ast.Call(op("torch_token_shift"), [args.positional[0].code()], []))
     return plain_call(module.expr, args)
 
 

@@ -8,15 +8,17 @@ from typing import Any
 
 from onboard.analysis.source import find_method
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.values import Code, Instance, Untranslatable, Value, is_static, residual
+from onboard.codegen.translate.object_values import Instance
+from onboard.codegen.translate.syntax import Untranslatable
+from onboard.codegen.translate.values import Code, Value
 
 
 def decided_here(test: Value, frame: Frame) -> bool | None:
     """Return what this config makes of a static test, and guard it; None where that cannot be told."""
-    if not is_static(test) or frame.cls is None:
+    if not test.is_static or frame.cls is None:
         return None
     try:
-        reasons, chosen = deciding(residual(test), frame)
+        reasons, chosen = deciding(test.code(), frame)
     except Untranslatable:
         return None
     for reason in reasons:

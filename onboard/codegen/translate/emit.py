@@ -14,26 +14,16 @@ from onboard.codegen.translate import argument_types, cleanup, codebooks, expert
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.execute import execute
 from onboard.codegen.translate.facts import default_nodes
+from onboard.codegen.translate.forms import SHARED
 from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.holes import Hole
+from onboard.codegen.translate.object_values import Config, Instance
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.prune import ReplaceAttribute, prune
 from onboard.codegen.translate.state import ClassState, Routine
+from onboard.codegen.translate.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.ties import add_ties
-from onboard.codegen.translate.values import (
-    NONE,
-    SHARED,
-    Code,
-    Config,
-    Hole,
-    Instance,
-    KeyBias,
-    Output,
-    Untranslatable,
-    Value,
-    attribute,
-    name,
-    residual,
-)
+from onboard.codegen.translate.values import NONE, Code, Output, Value
 from onboard.hf.codebooks import places_of
 
 
@@ -261,8 +251,8 @@ def _top_forward(routine: Routine, translator: Translator) -> MethodText:
 
 def _tensor_annotation(parameter: str, routine: Routine, translator: Translator, state: ClassState) -> str:
     fact = translator.facts.get(("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}).get(parameter)
-    if isinstance(fact, KeyBias):
-        return "AlibiSlopes"
+    if fact is not None and fact.annotation is not None:
+        return fact.annotation
     if isinstance(fact, Code) and fact.form == SHARED:
         return "dict[str, tuple[torch.Tensor, torch.Tensor]]"
     if isinstance(fact, Code) and fact.static and not _unpacked(parameter, routine):
@@ -332,7 +322,7 @@ def rope_default(translator: Translator, cls: type) -> MethodText:
     frame.env.values.update({item.arg: values.get(item.arg, NONE) for item in node.args.args})
     execute(node.body, frame)
     for statement, value in frame.returns:
-        statement.value = residual(value)
+        statement.value = value.code()
     types = {"config": type(config_of(translator, cls)).__name__, "layer_type": "str"}
     head = ", ".join(f"{item}: {types[item]}" for item in parameters)
     body = print_block(cleanup.clean(frame.out), frame.source)

@@ -12,38 +12,17 @@ from typing import Any
 from torch import nn
 
 from onboard.codegen.translate import biases, calls, causal, chosen, indexer, objects, scores
+from onboard.codegen.translate.biases import KeyBias
 from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
 from onboard.codegen.translate.decisions import absent_here, decided_here
 from onboard.codegen.translate.forms import ONES, UNIFORM
 from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.holes import Result
 from onboard.codegen.translate.items import item_of, slice_code
 from onboard.codegen.translate.module_lists import slice_modules
-from onboard.codegen.translate.values import (
-    NONE,
-    Choice,
-    Code,
-    Global,
-    Half,
-    Instance,
-    Items,
-    KeyBias,
-    Known,
-    Mapping,
-    Mask,
-    MaskMaker,
-    ModuleList,
-    PaddingMask,
-    Result,
-    Unread,
-    Untranslatable,
-    Value,
-    is_static,
-    may_be_none,
-    name,
-    residual,
-    same,
-    untransposed,
-)
+from onboard.codegen.translate.object_values import Choice, Global, Instance, MaskMaker, ModuleList
+from onboard.codegen.translate.syntax import Untranslatable, name
+from onboard.codegen.translate.values import NONE, Code, Items, Known, Mapping, Mask, PaddingMask, Value, untransposed
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -81,7 +60,7 @@ def evaluate(node: ast.expr, frame: Frame) -> Value:
 
 def code(node: ast.expr, frame: Frame) -> ast.expr:
     """Return the residual code of an expression."""
-    return residual(settle(evaluate(node, frame), frame))
+    return settle(evaluate(node, frame), frame).code()
 
 
 def settle(value: Value, frame: Frame) -> Value:
@@ -99,22 +78,6 @@ def bind_result(result: Result, names: list[str], frame: Frame, origin: ast.AST 
         frame.env.values.setdefault(item, NONE)
     frame.emit(ast.Assign([target], result.expr), origin)
     return objects.fill_result(result, names)
-
-
-def truth(value: Value) -> bool | None:
-    """Return whether a value counts as true, or None when that is not known."""
-    match value:
-        case Known(value=known):
-            return bool(known)
-        case Items(items=items):
-            return bool(items)
-        case Mapping(items=entries):
-            return bool(entries)
-        case Code() | Half() | Result() | Instance(optional=True):
-            return None
-        case Unread(reason=reason):
-            raise Untranslatable(reason)
-    return True
 
 
 def condition(value: Value) -> Value:
@@ -157,7 +120,7 @@ def _slice(node: ast.Slice, frame: Frame) -> Value:
     bounds = [NONE if item is None else evaluate(item, frame) for item in (node.lower, node.upper, node.step)]
     if all(isinstance(bound, Known) for bound in bounds):
         return Known(slice(*(bound.value for bound in bounds)))  # type: ignore[attr-defined]
-    return Code(slice_code(node, frame), all(map(is_static, bounds)))
+    return Code(slice_code(node, frame), all(each.is_static for each in bounds))
 
 
 def _call(node: ast.Call, frame: Frame) -> Value:
@@ -168,7 +131,7 @@ def _binop(node: ast.BinOp, frame: Frame) -> Value:
     left, right = evaluate(node.left, frame), evaluate(node.right, frame)
     match node, left, right:
         case ast.BinOp(left=ast.List(), op=ast.Add()), Items(items=items), Code(expr=others):  # [x] + others
-            return Code(ast.List([*map(residual, items), ast.Starred(others, ast.Load())], ast.Load()))
+            return Code(ast.List([*(each.code() for each in items), ast.Starred(others, ast.Load())], ast.Load()))
     return binary(node.op, left, right)
 
 
@@ -176,8 +139,8 @@ def binary(op: ast.operator, left: Value, right: Value) -> Value:
     """Return `left op right`."""
     if causal.leaves(op, right):
         return left
-    if isinstance(op, ast.Mult) and isinstance(right, Code) and right.form == ONES and is_static(left):
-        return Code(residual(left), static=True, form=UNIFORM)
+    if isinstance(op, ast.Mult) and isinstance(right, Code) and right.form == ONES and left.is_static:
+        return Code(left.code(), static=True, form=UNIFORM)
     if (attended := _scores(op, left, right)) is not None:
         return attended
     if (bias := biases.combined(op, left, right)) is not None:
@@ -189,20 +152,20 @@ def binary(op: ast.operator, left: Value, right: Value) -> Value:
             return Known(_BINARY[type(op)](left.value, right.value))
         except TypeError as error:  # in a branch that no config with these values takes
             raise Untranslatable(f"an operation on {left.value!r} and {right.value!r}") from error
-    if isinstance(op, ast.Add) and same(right, Known(0)) and isinstance(left, Code):
+    if isinstance(op, ast.Add) and right.equals(Known(0)) and isinstance(left, Code):
         return left
-    if isinstance(op, ast.Add) and same(left, Known(0)) and isinstance(right, Code):
+    if isinstance(op, ast.Add) and left.equals(Known(0)) and isinstance(right, Code):
         return right
     if isinstance(op, ast.Add) and isinstance(left, Items) and isinstance(right, Items):
         return Items(left.items + right.items)
     transposed = [isinstance(side, Code) and side.transposed for side in (left, right)]
-    if all(transposed) or (any(transposed) and any(is_static(side) for side in (left, right))):
+    if all(transposed) or (any(transposed) and any(side.is_static for side in (left, right))):
         sides = [untransposed(side) if lies else side for side, lies in zip((left, right), transposed, strict=True)]
-        return Code(ast.BinOp(residual(sides[0]), op, residual(sides[1])), transposed=True)
-    base = residual(left)
+        return Code(ast.BinOp(sides[0].code(), op, sides[1].code()), transposed=True)
+    base = left.code()
     if isinstance(op, ast.Pow) and isinstance(left, Known) and left.value < 0:
-        base = ast.UnaryOp(ast.USub(), residual(Known(-left.value)))  # -2 ** x would be -(2 ** x)
-    return Code(ast.BinOp(base, op, residual(right)), is_static(left) and is_static(right))
+        base = ast.UnaryOp(ast.USub(), Known(-left.value).code())  # -2 ** x would be -(2 ** x)
+    return Code(ast.BinOp(base, op, right.code()), left.is_static and right.is_static)
 
 
 def _scores(op: ast.operator, left: Value, right: Value) -> Value | None:
@@ -210,13 +173,13 @@ def _scores(op: ast.operator, left: Value, right: Value) -> Value | None:
     if isinstance(op, ast.MatMult):
         if isinstance(left, scores.Scores) and left.normed:
             return scores.product(left, right, left.expr)
-        return scores.product(left, right, ast.BinOp(residual(left), op, residual(right)))
+        return scores.product(left, right, ast.BinOp(left.code(), op, right.code()))
     if isinstance(left, indexer.IndexScores) or isinstance(right, indexer.IndexScores):
         return indexer.combined(op, left, right)
     if not any(isinstance(side, scores.Scores) for side in (left, right)):
         return None
     bare = [replace(side, masked=False) if isinstance(side, Code) else side for side in (left, right)]
-    codes = [ast.Constant(None) if isinstance(side, Mask | KeyBias) else residual(side) for side in bare]
+    codes = [ast.Constant(None) if isinstance(side, Mask | KeyBias) else side.code() for side in bare]
     return scores.combined(op, left, right, ast.BinOp(codes[0], op, codes[1]))
 
 
@@ -225,12 +188,12 @@ def _unary(node: ast.UnaryOp, frame: Frame) -> Value:
     if (others := chosen.inverted(node.op, operand)) is not None:
         return others
     if isinstance(node.op, ast.Not):
-        known = truth(operand)
+        known = operand.truth()
         operand = condition(operand)
-        return Code(ast.UnaryOp(node.op, residual(operand)), is_static(operand)) if known is None else Known(not known)
+        return Code(ast.UnaryOp(node.op, operand.code()), operand.is_static) if known is None else Known(not known)
     if isinstance(operand, Known):
         return Known(-operand.value if isinstance(node.op, ast.USub) else +operand.value)
-    return Code(ast.UnaryOp(node.op, residual(operand)), is_static(operand))
+    return Code(ast.UnaryOp(node.op, operand.code()), operand.is_static)
 
 
 def _boolop(node: ast.BoolOp, frame: Frame) -> Value:
@@ -239,19 +202,19 @@ def _boolop(node: ast.BoolOp, frame: Frame) -> Value:
     left: list[Value] = []
     for item in node.values:
         value = evaluate(item, frame)
-        decided = truth(value)
+        decided = value.truth()
         if decided is None or decided is stop:
             left.append(value)
         if decided is stop:
             break
     else:
-        if not left or truth(value) is not None:
+        if not left or value.truth() is not None:
             left.append(value)
     if stop is False and any(isinstance(value, Known) and not value.value for value in left):
         return Known(False)  # evaluation of conditions has no side effects
     if len(left) == 1:
         return left[0]
-    return Code(ast.BoolOp(node.op, [residual(value) for value in left]), all(map(is_static, left)))
+    return Code(ast.BoolOp(node.op, [value.code() for value in left]), all(each.is_static for each in left))
 
 
 def _compare(node: ast.Compare, frame: Frame) -> Value:
@@ -259,7 +222,8 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
     if len(node.ops) > 1:
         rest = [evaluate(item, frame) for item in node.comparators]
         return Code(
-            ast.Compare(residual(left), node.ops, list(map(residual, rest))), all(map(is_static, (left, *rest)))
+            ast.Compare(left.code(), node.ops, [each.code() for each in rest]),
+            all(each.is_static for each in (left, *rest)),
         )
     op, right = node.ops[0], _constants(evaluate(node.comparators[0], frame))
     if isinstance(left, Known) and isinstance(right, Known):
@@ -273,16 +237,16 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
             return Known(isinstance(op, ast.Is))
         optional = isinstance(left, Instance) and left.optional
         if optional:
-            return Code(ast.Compare(residual(left), [op], [residual(right)]), static=True)
+            return Code(ast.Compare(left.code(), [op], [right.code()]), static=True)
         maybe_none = isinstance(left, Code) and (left.static or left.optional)
         if not maybe_none:
             return Known(isinstance(op, ast.IsNot))
     match op, left, right:
         case ast.In() | ast.NotIn(), Known(value=str() as key), Mapping(items=entries):
             return Known((key in entries) is isinstance(op, ast.In))
-    static = is_static(right) and (is_static(left) or isinstance(left, Instance))
+    static = right.is_static and (left.is_static or isinstance(left, Instance))
     uniform = isinstance(left, Code) and left.form == UNIFORM and static
-    return Code(ast.Compare(residual(left), [op], [residual(right)]), static, form=UNIFORM if uniform else None)
+    return Code(ast.Compare(left.code(), [op], [right.code()]), static, form=UNIFORM if uniform else None)
 
 
 def _constants(value: Value) -> Value:
@@ -294,36 +258,36 @@ def _constants(value: Value) -> Value:
 
 def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
     test = evaluate(node.test, frame)
-    decided = truth(test)
+    decided = test.truth()
     if decided is not None:
         return evaluate(node.body if decided else node.orelse, frame)
     body, orelse = evaluate(node.body, frame), evaluate(node.orelse, frame)
-    if same(body, orelse):
+    if body.equals(orelse):
         return body
-    if same(orelse, NONE) and absent_here(test, body, frame):
+    if orelse.equals(NONE) and absent_here(test, body, frame):
         return NONE
     if isinstance(body, Mask) and isinstance(orelse, Mask):
         return PaddingMask()
-    if is_static(test) and (is_rotary(body) or is_rotary(orelse)):
+    if test.is_static and (is_rotary(body) or is_rotary(orelse)):
         return _with_or_without(node, test, body, orelse, frame)
     modules = isinstance(body, Instance) and isinstance(orelse, Instance)
     two_models = frame.translator.specialised or is_identity(body) != is_identity(orelse)  # with a norm or without it
     if modules and two_models and (chosen := decided_here(test, frame)) is not None:
         return body if chosen else orelse
-    expr = ast.IfExp(residual(test), residual(body), residual(orelse))
+    expr = ast.IfExp(test.code(), body.code(), orelse.code())
     match body, orelse:
         case Instance(made=first), Instance(made=second):
             return Instance(first + second, expr, body.optional or orelse.optional)
-        case Global() | Choice(), Global() | Choice() if is_static(test):
-            return Choice(residual(test), body, orelse)
+        case Global() | Choice(), Global() | Choice() if test.is_static:
+            return Choice(test.code(), body, orelse)
         case (Instance(made=made), Known(value=None)) | (Known(value=None), Instance(made=made)):
             return Instance(made, expr, optional=True)
         case (Code(transposed=True), _) | (_, Code(transposed=True)):
             return Code(expr)
-    optional = any(map(may_be_none, (body, orelse)))
+    optional = any(each.may_be_none for each in (body, orelse))
     forms = {side.form for side in (body, orelse) if isinstance(side, Code)}
     form = forms.pop() if optional and len(forms) == 1 else None
-    return Code(expr, is_static(test) and is_static(body) and is_static(orelse), optional=optional, form=form)
+    return Code(expr, test.is_static and body.is_static and orelse.is_static, optional=optional, form=form)
 
 
 def is_identity(value: Value) -> bool:
@@ -339,7 +303,7 @@ def is_rotary(value: Value) -> bool:
 def _with_or_without(node: ast.IfExp, test: Value, body: Value, orelse: Value, frame: Frame) -> Value:
     """Take this config's side: with and without RoPE are two models."""
     chosen = frame.translator.decide(node.test, test, frame)
-    expr = residual(test)
+    expr = test.code()
     frame.translator.guard(expr if chosen else ast.UnaryOp(ast.Not(), expr), frame)
     return body if chosen else orelse
 
@@ -359,11 +323,11 @@ def _starred(node: ast.Tuple | ast.List, frame: Frame) -> Value:
         value = settle(evaluate(item.value if isinstance(item, ast.Starred) else item, frame), frame)
         if isinstance(item, ast.Starred) and not isinstance(value, Items):
             opaque = True
-            out.append(ast.Starred(residual(value), ast.Load()))
+            out.append(ast.Starred(value.code(), ast.Load()))
             continue
         new = value.items if isinstance(item, ast.Starred) and isinstance(value, Items) else (value,)
         items.extend(new)
-        out.extend(map(residual, new))
+        out.extend(each.code() for each in new)
     return Code(type(node)(out, ast.Load())) if opaque else Items(tuple(items))
 
 
@@ -384,9 +348,9 @@ def _dict(node: ast.Dict, frame: Frame) -> Value:
 
 def _opaque_dict(keys: list[Value | None], values: list[Value]) -> Code:
     """Return a dict whose keys are known at run time only."""
-    codes = [None if key is None else residual(key) for key in keys]
-    static = all(is_static(item) for item in (*(key for key in keys if key is not None), *values))
-    return Code(ast.Dict(codes, list(map(residual, values))), static)
+    codes = [None if key is None else key.code() for key in keys]
+    static = all(item.is_static for item in (*(key for key in keys if key is not None), *values))
+    return Code(ast.Dict(codes, [each.code() for each in values]), static)
 
 
 def _formatted(node: ast.JoinedStr, frame: Frame) -> Value:
@@ -395,8 +359,8 @@ def _formatted(node: ast.JoinedStr, frame: Frame) -> Value:
     for item in node.values:
         if isinstance(item, ast.FormattedValue):
             value = evaluate(item.value, frame)
-            static = static and is_static(value)
-            parts.append(ast.FormattedValue(residual(value), item.conversion, item.format_spec))
+            static = static and value.is_static
+            parts.append(ast.FormattedValue(value.code(), item.conversion, item.format_spec))
         else:
             parts.append(item)
     return Code(ast.JoinedStr(parts), static)

@@ -12,33 +12,14 @@ from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.comprehensions import bind_target, iteration
 from onboard.codegen.translate.decisions import decided_here
 from onboard.codegen.translate.env import Env
-from onboard.codegen.translate.evaluate import binary, condition, evaluate, settle, truth
+from onboard.codegen.translate.evaluate import binary, condition, evaluate, settle
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.narrow import narrowed, numbered
+from onboard.codegen.translate.object_values import Instance, ModuleList, joined_ways
 from onboard.codegen.translate.scores import Scores, without_weights
 from onboard.codegen.translate.skips import without_continue
-from onboard.codegen.translate.values import (
-    NONE,
-    Code,
-    Instance,
-    Known,
-    Mapping,
-    Mask,
-    ModuleList,
-    PaddingMask,
-    Repeated,
-    Unread,
-    Untranslatable,
-    Value,
-    attribute,
-    call,
-    is_static,
-    joined_ways,
-    may_be_none,
-    name,
-    residual,
-    same,
-)
+from onboard.codegen.translate.syntax import Untranslatable, attribute, call, name
+from onboard.codegen.translate.values import NONE, Code, Known, Mapping, Mask, PaddingMask, Unread, Value
 
 GOES_ON, RETURNS, RAISES = "goes on", "returns", "raises"
 
@@ -80,7 +61,7 @@ def _aug_assign(node: ast.AugAssign, frame: Frame) -> None:
     if causal.leaves(node.op, operand):
         return
     if isinstance(node.target, ast.Name) and type(old) is Code and not old.static and not old.transposed:
-        frame.emit(ast.AugAssign(name(node.target.id, store=True), node.op, residual(operand)), node)
+        frame.emit(ast.AugAssign(name(node.target.id, store=True), node.op, operand.code()), node)
         return
     store(node.target, binary(node.op, old, operand), frame, node)
 
@@ -124,11 +105,11 @@ def _if(node: ast.If, frame: Frame) -> str | None:
         if _only_raises(node.body) and not node.orelse:
             return None  # a check of arguments that generated code does not have
         raise
-    decided, test = False if loops.is_short_cut(node, frame) else truth(test), condition(test)
+    decided, test = False if loops.is_short_cut(node, frame) else test.truth(), condition(test)
     if decided is not None:
         ending = execute(node.body if decided else node.orelse, frame)
         return None if ending == GOES_ON else ending
-    if not is_static(test) and (body := selection.always(node)) is not None:
+    if not test.is_static and (body := selection.always(node)) is not None:
         execute(body, frame)
         return None
     return _branch(node, test, frame)
@@ -153,10 +134,10 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
         kept = (orelse, else_env, else_end) if body_end == RAISES else (body, body_env, body_end)
         return _take(kept, frame)
     if body_end == RETURNS and else_end == GOES_ON:
-        frame.emit(ast.If(residual(test), body, []), node)
+        frame.emit(ast.If(test.code(), body, []), node)
         return _take((orelse, else_env, else_end), frame)
     if RETURNS in (body_end, else_end):
-        frame.emit(ast.If(residual(test), body, orelse), node)
+        frame.emit(ast.If(test.code(), body, orelse), node)
         if body_end == else_end:
             return RETURNS
         frame.env = body_env
@@ -166,7 +147,7 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
     if [ast.dump(item) for item in body] == [ast.dump(item) for item in orelse]:
         frame.out.extend(body)  # what differed (masks, caches) is not there
     else:
-        frame.emit(_if_statement(residual(test), body, orelse), node)
+        frame.emit(_if_statement(test.code(), body, orelse), node)
     frame.env = joined
     return None
 
@@ -211,7 +192,7 @@ def _take(side: Side, frame: Frame) -> str | None:
 def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | None:
     if (kept := _short_texts(node, test, sides, frame)) is not None:
         return _take(kept, frame)
-    if not is_static(test) or all(isinstance(side, Untranslatable) for side in sides):
+    if not test.is_static or all(isinstance(side, Untranslatable) for side in sides):
         raise next(side for side in sides if isinstance(side, Untranslatable))
     try:
         index = 0 if frame.translator.decide(node.test, test, frame) else 1
@@ -220,14 +201,14 @@ def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | No
         raise Untranslatable(f"{'; '.join(reasons)}, under {error}") from error
     if isinstance(sides[index], Untranslatable):
         raise sides[index]
-    expr = residual(test)
+    expr = test.code()
     frame.translator.guard(expr if index == 0 else ast.UnaryOp(ast.Not(), expr), frame)
     return _take(sides[index], frame)
 
 
 def _short_texts(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> Side | None:
     """Return the other side of a condition that holds of texts beyond a length of the config only; assert it."""
-    match residual(test) if isinstance(test, Code) and isinstance(sides[0], Untranslatable) else None:
+    match test.code() if isinstance(test, Code) and isinstance(sides[0], Untranslatable) else None:
         case ast.Compare(
             left=ast.Attribute() as limit,
             ops=[ast.Lt()],
@@ -254,9 +235,9 @@ def _join(*branches: tuple[list[ast.stmt], Env]) -> Env:
         a, b = one.values.get(key), other.values.get(key)
         if a is None or b is None:
             joined.values[key] = a if a is not None else b  # type: ignore[assignment]
-        elif isinstance(a, ModuleList) and isinstance(b, ModuleList) and same(a, b):
+        elif isinstance(a, ModuleList) and isinstance(b, ModuleList) and a.equals(b):
             joined.values[key] = replace(a, made=joined_ways(a.made, b.made))
-        elif same(a, b):
+        elif a.equals(b):
             joined.values[key] = b if isinstance(a, Code) and a.form is None else a
         else:
             joined.values[key] = _joined(key, (a, first), (b, second))
@@ -277,7 +258,7 @@ def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
     if all(isinstance(value, Mapping) for value in values):
         first, second = (value.items for value in values if isinstance(value, Mapping))
         merged = {**second, **first}
-        if all(same(first[item], second[item]) for item in first.keys() & second.keys()):
+        if all(first[item].equals(second[item]) for item in first.keys() & second.keys()):
             return Mapping(merged)
     if all(isinstance(value, Mask) for value in values):
         return PaddingMask()
@@ -293,19 +274,15 @@ def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
         if modules and len(modules) + len(nothing) == len(values):
             optional = bool(nothing) or any(module.optional for module in modules)
             return Instance(tuple(way for module in modules for way in module.made), path, optional)
-        return Code(path, all(map(is_static, values)), optional=any(map(may_be_none, values)))
+        return Code(path, all(each.is_static for each in values), optional=any(each.may_be_none for each in values))
     for value, statements in sides:
-        if not (
-            isinstance(value, Code)
-            and not (value.transposed or isinstance(value, Repeated))
-            and isinstance(value.expr, ast.Name)
-            and value.expr.id == key
-        ):
+        new = value.code()
+        if not (isinstance(value, Code) and isinstance(new, ast.Name) and new.id == key):
             lies = isinstance(value, Code) and value.transposed  # what comes after may need it as it looks
-            new = call(attribute(residual(value), "contiguous")) if lies else residual(value)
+            new = call(attribute(new, "contiguous")) if lies else new
             statements.append(ast.Assign([name(key, store=True)], new))
-    optional = any(map(may_be_none, values))
-    return Code(name(key), all(map(is_static, values)), optional=optional)
+    optional = any(each.may_be_none for each in values)
+    return Code(name(key), all(each.is_static for each in values), optional=optional)
 
 
 def _for(node: ast.For, frame: Frame) -> str | None:
@@ -380,12 +357,12 @@ def _changed(target: ast.expr, start: Env, end: Env) -> list[str]:
     """Return the variables from before a loop that mean something else after its body."""
     own = {item.id for item in ast.walk(target) if isinstance(item, ast.Name)}
     shared = [key for key in start.values if key in end.values and key not in own]
-    return [key for key in shared if not same(start.values[key], end.values[key])]
+    return [key for key in shared if not start.values[key].equals(end.values[key])]
 
 
 def _widen(key: str, frame: Frame, node: ast.AST) -> None:
     value = frame.env.values[key]
-    frame.bind(key, Code(residual(value), optional=may_be_none(value)), node)
+    frame.bind(key, Code(value.code(), optional=value.may_be_none), node)
 
 
 def _plain_target(target: ast.expr) -> ast.expr:

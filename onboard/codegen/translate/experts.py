@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from onboard.codegen.translate.values import Untranslatable, attribute, call, name, same_code
+from onboard.codegen.translate.syntax import Untranslatable, attribute, call, name, same_code
 from onboard.render import render
 
 KIND = "experts"

@@ -3,29 +3,10 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 
 from onboard.codegen.translate.args import Args
-from onboard.codegen.translate.values import (
-    COMPLEX,
-    Code,
-    Config,
-    Folded,
-    Half,
-    Instance,
-    Items,
-    KeyBias,
-    Known,
-    Mapping,
-    Mask,
-    PaddingMask,
-    Untranslatable,
-    Value,
-    joined_ways,
-    may_be_none,
-    name,
-    same,
-)
+from onboard.codegen.translate.syntax import Untranslatable
+from onboard.codegen.translate.values import Code, Items, Known, Value
 
 
 def bind(node: ast.FunctionDef, args: Args, *, method: bool) -> tuple[dict[str, Value], dict[str, Value]]:
@@ -63,66 +44,14 @@ def default_fact(node: ast.expr) -> Value:
         return Code(node, static=True)
 
 
-def fact_of(value: Value) -> Value:
-    """Return what a function may know of an argument: constants, the config, a mask; run-time values only by kind."""
-    match value:
-        case Known() | Config() | Mask():
-            return value
-        case Folded() | KeyBias():
-            return replace(value, expr=name("_"))
-        case Code(static=static, form=form, optional=optional):
-            return Code(name("_"), static, form=form, optional=optional)
-        case Instance():
-            return replace(value, expr=name("_"))
-        case Mapping(items=items) if all(isinstance(item, Known | Mask) for item in items.values()):
-            return value
-        case Items(items=(Half(whole=whole), Half())):
-            return Code(name("_"), form=whole.form)
-        case Items(items=items):
-            return Code(name("_"), all(isinstance(fact_of(item), Known) for item in items))
-    return Code(name("_"))
-
-
 def join_facts(old: Value, new: Value) -> Value:
     """Return what holds for both of two uses."""
-    if same_fact(old, new):
-        return old
-    if isinstance(old, Mask) and isinstance(new, Mask):
-        return PaddingMask()
-    if isinstance(old, Instance) and isinstance(new, Instance):
-        return Instance(joined_ways(old.made, new.made), name("_"), old.optional or new.optional)
-    if isinstance(old, Code) and isinstance(new, Code) and old.form != new.form and COMPLEX in (old.form, new.form):
-        raise Untranslatable("an argument that is a complex RoPE table here and something else there")
-    static = all(isinstance(item, Known | Config) or (isinstance(item, Code) and item.static) for item in (old, new))
-    optional = any(may_be_none(item) for item in (old, new))
-    return Code(name("_"), static, optional=optional)
-
-
-def same_fact(old: Value, new: Value) -> bool:
-    """Whether two facts say the same."""
-    if isinstance(old, Folded) and isinstance(new, Folded):
-        return (old.transposed, old.turned) == (new.transposed, new.turned)
-    if isinstance(old, Code) and isinstance(new, Code):
-        return type(old) is type(new) and (old.static, old.form, old.optional) == (new.static, new.form, new.optional)
-    return same(old, new)
+    return old if old.same_fact(new) else old.joined(new)
 
 
 def as_parameters(facts: dict[str, Value]) -> dict[str, Value]:
     """Return facts as the values of parameters inside the function."""
-    values: dict[str, Value] = {}
-    for key, fact in facts.items():
-        match fact:
-            case Config(obj=obj):
-                values[key] = Config(name(key), obj)
-            case Folded() | KeyBias():
-                values[key] = replace(fact, expr=name(key))
-            case Code(static=static, form=form, optional=optional):
-                values[key] = Code(name(key), static, form=form, optional=optional)
-            case Instance():
-                values[key] = replace(fact, expr=name(key))
-            case _:
-                values[key] = fact
-    return values
+    return {key: fact.as_parameter(key) for key, fact in facts.items()}
 
 
 def sets_attributes(node: ast.FunctionDef) -> bool:

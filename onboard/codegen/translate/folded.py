@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from onboard.codegen.translate.values import (
-    Code,
-    Folded,
-    Items,
-    Known,
-    Value,
-    attribute,
-    call,
-    constant,
-    residual,
-    same,
-)
+from onboard.codegen.translate.syntax import attribute, call, constant
+from onboard.codegen.translate.values import Code, Items, Known, Value
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.args import Args
+
+
+@dataclass(frozen=True, eq=False)
+class Folded(Code):
+    """`expr` [batch, heads, sequence, dim] with batch and heads as one dimension."""
+
+    turned: bool = False
+    """The last two dimensions are swapped."""
+    typed = True
+
+    def code(self) -> ast.expr:
+        """Return [batch * heads, sequence, dim], or turned."""
+        unfolded = Code(self.expr, transposed=self.transposed).code()
+        folded = call(attribute(unfolded, "flatten"), ast.Constant(0), ast.Constant(1))
+        return call(attribute(folded, "transpose"), ast.Constant(1), ast.Constant(2)) if self.turned else folded
+
+    def same_as(self, other: Folded) -> bool:
+        """Whether both are folded alike."""
+        return super().same_as(other) and self.turned == other.turned
+
+    def same_fact(self, other: Value) -> bool:
+        """Whether both are folded alike."""
+        mine = (self.transposed, self.turned)
+        return isinstance(other, Folded) and mine == (other.transposed, other.turned)
+
 
 _UNCHANGED = {"contiguous", "to", "float", "type", "type_as"}
 _SHAPES = ("view", "reshape")
@@ -36,9 +51,9 @@ def fold(owner: Code, attr: str, args: Args) -> Code | None:
         case [Code(expr=ast.BinOp(left=batch, op=ast.Mult(), right=heads), static=False), length, dim]:
             if owner.transposed:
                 return Folded(owner.expr, transposed=True)
-            sizes = [batch, heads, residual(length), residual(dim)]
+            sizes = [batch, heads, length.code(), dim.code()]
             return Folded(call(attribute(owner.expr, attr), *sizes))
-        case [_, heads, Code(static=False, expr=length), _] if owner.transposed and not same(heads, Known(1)):
+        case [_, heads, Code(static=False, expr=length), _] if owner.transposed and not heads.equals(Known(1)):
             return None if isinstance(length, ast.BinOp) else owner  # [batch, heads, sequence, dim], as it is
     return None
 

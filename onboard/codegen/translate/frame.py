@@ -12,19 +12,8 @@ from torch import nn
 
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate.env import Env
-from onboard.codegen.translate.scores import Scores
-from onboard.codegen.translate.values import (
-    Code,
-    Expanded,
-    Items,
-    Joined,
-    Known,
-    Mapping,
-    Output,
-    Value,
-    name,
-    residual,
-)
+from onboard.codegen.translate.syntax import name
+from onboard.codegen.translate.values import Code, Items, Known, Mapping, Value
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.classes import Translator
@@ -89,13 +78,7 @@ class Frame:
     def bind(self, variable: str, value: Value, origin: ast.AST | None = None) -> None:
         """Assign a value to a local variable; run-time values leave an assignment behind."""
         self.protect(variable, origin)
-        if isinstance(value, Scores):
-            if not value.masked:
-                self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
-                value = replace(value, expr=name(variable))
-            self.env.values[variable] = value
-            return
-        if isinstance(value, Code):
+        if isinstance(value, Code) and not value.masked:
             if not (isinstance(value.expr, ast.Name) and value.expr.id == variable):
                 self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
             value = replace(value, expr=name(variable))
@@ -123,18 +106,14 @@ class Frame:
     def protect(self, variable: str, origin: ast.AST | None) -> None:
         """Save the old value of `variable` where tuples or dicts in other variables still mean it."""
         for key, value in list(self.env.values.items()):
-            if (
-                key != variable
-                and isinstance(value, Items | Mapping | Output | Scores | Joined | Expanded)
-                and _mentions(value, variable)
-            ):
+            if key != variable and value.lazy and value.mentions(variable):
                 if key.isidentifier() and _is_computed(value, variable):
-                    self.emit(ast.Assign([name(key, store=True)], residual(value)), origin)
+                    self.emit(ast.Assign([name(key, store=True)], value.code()), origin)
                     self.env.values[key] = Code(name(key))
                     continue
                 copy = self.fresh(f"{variable}_before")
                 self.emit(ast.Assign([name(copy, store=True)], name(variable)), origin)
-                self.env.values[key] = _renamed(value, variable, copy)
+                self.env.values[key] = value.renamed(variable, copy)
 
 
 def _is_computed(value: Value, variable: str) -> bool:
@@ -144,53 +123,3 @@ def _is_computed(value: Value, variable: str) -> bool:
     plain = all(isinstance(item, Known) or (type(item) is Code and not item.transposed) for item in value.items)
     bare = any(isinstance(item, Code) and ast.unparse(item.expr) == variable for item in value.items)
     return plain and not bare
-
-
-def _parts(value: Value) -> list[Value]:
-    match value:
-        case Items(items=items):
-            return list(items)
-        case Mapping(items=entries):
-            return list(entries.values())
-        case Output(fields=fields):
-            return list(fields.values())
-        case Joined(parts=parts):
-            return list(parts)
-        case Expanded(latent=latent, kpe=kpe):
-            return [latent, kpe]
-    return []
-
-
-def _mentions(value: Value, variable: str) -> bool:
-    if isinstance(value, Scores):
-        return any(_mentions(Code(part), variable) for part in value.parts())
-    if isinstance(value, Code):
-        return any(isinstance(node, ast.Name) and node.id == variable for node in ast.walk(value.expr))
-    return any(_mentions(part, variable) for part in _parts(value))
-
-
-def _renamed(value: Value, old: str, new: str) -> Value:
-    match value:
-        case Scores():
-            return value.renamed(_Rename(old, new).visit)
-        case Code(expr=expr):
-            return replace(value, expr=_Rename(old, new).visit(expr))
-        case Items(items=items):
-            return Items(tuple(_renamed(item, old, new) for item in items))
-        case Mapping(items=entries):
-            return Mapping({key: _renamed(item, old, new) for key, item in entries.items()})
-        case Output(fields=fields):
-            return Output({key: _renamed(item, old, new) for key, item in fields.items()})
-        case Joined(parts=(first, second)):
-            return Joined((_renamed(first, old, new), _renamed(second, old, new)))
-        case Expanded(latent=latent, kpe=kpe):
-            return replace(value, latent=_renamed(latent, old, new), kpe=_renamed(kpe, old, new))
-    return value
-
-
-class _Rename(ast.NodeTransformer):
-    def __init__(self, old: str, new: str) -> None:
-        self.old, self.new = old, new
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        return name(self.new) if node.id == self.old else node

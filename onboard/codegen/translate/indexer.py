@@ -6,29 +6,15 @@ It begins like attention, so that its scores are known as `Scores` up to the rel
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from onboard.codegen.translate.canonical import op
 from onboard.codegen.translate.scores import Scores
-from onboard.codegen.translate.values import (
-    Code,
-    Known,
-    Mask,
-    Output,
-    Unread,
-    Value,
-    attribute,
-    constant,
-    is_static,
-    residual,
-    same,
-    same_code,
-)
+from onboard.codegen.translate.syntax import attribute, constant, op, renamed, same_code
+from onboard.codegen.translate.values import Code, Known, Mask, Output, Unread, Value
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.args import Args
@@ -43,15 +29,15 @@ class IndexScores(Scores):
     weights: ast.expr | None = None
     """[batch, queries, heads]; None: not summed yet."""
 
-    def parts(self) -> list[ast.expr]:
+    def made_of(self) -> list[ast.expr]:
         """Return the code of what it is made of."""
-        return [*super().parts(), *([] if self.weights is None else [self.weights])]
+        return [*super().made_of(), *([] if self.weights is None else [self.weights])]
 
-    def renamed(self, rename: Callable[[ast.expr], ast.expr]) -> Scores:
-        """Return the scores with other names in their code."""
-        changed = super().renamed(rename)
+    def renamed(self, old: str, new: str) -> Scores:
+        """Return the scores with another name for a variable in what they are made of."""
+        changed = super().renamed(old, new)
         assert isinstance(changed, IndexScores)
-        return replace(changed, weights=None if self.weights is None else rename(self.weights))
+        return replace(changed, weights=None if self.weights is None else renamed(self.weights, old, new))
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +119,7 @@ def _unsqueezed(weights: Code) -> ast.expr | None:
 
 def method(scores: IndexScores, attr: str, args: Args, expr: ast.expr) -> Value | None:
     """Return what a method of an indexer's scores gives; None where that is nothing known."""
-    if attr == "squeeze" and scores.weights is not None and same(args.positional[0], Known(-2)):
+    if attr == "squeeze" and scores.weights is not None and args.positional[0].equals(Known(-2)):
         return replace(scores, expr=expr)
     if attr == "topk":
         return _chosen(scores, args.positional[0], args)
@@ -142,11 +128,11 @@ def method(scores: IndexScores, attr: str, args: Args, expr: ast.expr) -> Value 
 
 def _chosen(scores: IndexScores, top: Value, args: Args) -> Output | None:
     """Return the result of `topk(top, dim=-1)` of masked scores, whose values nothing may read."""
-    if not (scores.causal and scores.weights is not None and same(args.keywords.get("dim", Known(-1)), Known(-1))):
+    if not (scores.causal and scores.weights is not None and args.keywords.get("dim", Known(-1)).equals(Known(-1))):
         return None
     assert scores.query is not None
     assert scores.key is not None
-    query = _narrow(residual(scores.query))
+    query = _narrow(scores.query.code())
     scale = scores.scale or constant(1.0)
     called = ast.Call(
         op("torch_lightning_indexer"), [query, scores.key.expr, scores.weights, _limit(scores, top), scale], []
@@ -160,11 +146,11 @@ def _limit(scores: IndexScores, top: Value) -> ast.expr:
     match top:
         case AtMost(limit=ast.expr() as limit, size=ast.expr() as size) if same_code(size, keys):
             return limit
-    return residual(top)
+    return top.code()
 
 
 def at_most(args: Args, expr: ast.expr) -> AtMost:
     """Return `torch.sym_min(first, second)`."""
     first, second = args.positional
-    limit, size = (first, second) if is_static(first) else (second, first)
-    return AtMost(expr, limit=residual(limit), size=residual(size))
+    limit, size = (first, second) if first.is_static else (second, first)
+    return AtMost(expr, limit=limit.code(), size=size.code())

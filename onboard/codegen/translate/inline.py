@@ -11,7 +11,8 @@ from onboard.codegen.translate.execute import execute
 from onboard.codegen.translate.facts import bind, default_fact, default_nodes
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.state import ClassState, Routine
-from onboard.codegen.translate.values import NONE, Code, Untranslatable, Value, name
+from onboard.codegen.translate.syntax import Untranslatable, name
+from onboard.codegen.translate.values import NONE, Code, Value
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.classes import Translator

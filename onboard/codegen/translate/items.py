@@ -8,33 +8,10 @@ from typing import TYPE_CHECKING
 from onboard.codegen.translate import objects
 from onboard.codegen.translate.activations import activation
 from onboard.codegen.translate.convolutions import Convolved, cut
-from onboard.codegen.translate.values import (
-    CHUNKED,
-    COMPLEX,
-    MAYBE,
-    NONE,
-    POSITIONS,
-    ROWS,
-    TRIANGLE,
-    Code,
-    Global,
-    Half,
-    Instance,
-    Items,
-    Known,
-    Mapping,
-    Mask,
-    MaskMaker,
-    ModuleList,
-    Output,
-    PaddingMask,
-    Untranslatable,
-    Value,
-    is_static,
-    name,
-    residual,
-    same,
-)
+from onboard.codegen.translate.forms import CHUNKED, COMPLEX, MAYBE, POSITIONS, ROWS, TRIANGLE
+from onboard.codegen.translate.object_values import Global, Instance, MaskMaker, ModuleList
+from onboard.codegen.translate.syntax import Untranslatable, name
+from onboard.codegen.translate.values import NONE, Code, Half, Items, Known, Mapping, Mask, Output, PaddingMask, Value
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.frame import Frame
@@ -44,7 +21,7 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
     """Return `owner[index]`."""
     match owner, index:
         case Output(fields=fields), Known(value=int() | slice()):
-            given = Items(tuple(value for value in fields.values() if not same(value, NONE)))
+            given = Items(tuple(value for value in fields.values() if not value.equals(NONE)))
             return item_of(given, index, node, frame)
         case Mask(), _:
             return owner  # one of a dict of masks
@@ -65,9 +42,9 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
         case Mapping(), Known(value=str()) | Code(static=True) if entry := _of_mapping(owner, index, node, frame):
             return entry
         case Output(fields=fields), Known(value=int() as position):
-            return [value for value in fields.values() if not same(value, NONE)][position]
+            return [value for value in fields.values() if not value.equals(NONE)][position]
         case ModuleList(made=made), _:
-            return Instance(made, ast.Subscript(owner.expr, residual(index), ast.Load()))
+            return Instance(made, ast.Subscript(owner.expr, index.code(), ast.Load()))
         case Code(form=str() as form), Items(items=(Known(value=slice()), *_)) if form == POSITIONS:
             frame.translator.pairs_positions = True
             raise Untranslatable("distances between counted positions")
@@ -78,21 +55,21 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
         case Code(form=str() as form), Known(value=int() as part) if form == COMPLEX:
             return Half(owner, part)
         case Code(form=str() as form), _ if form == f"dict of {COMPLEX}":
-            return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=COMPLEX)
+            return Code(ast.Subscript(owner.expr, index.code(), ast.Load()), form=COMPLEX)
         case Code(form=str() as form), _ if form == f"dict of {MAYBE}":
-            return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), optional=True)
+            return Code(ast.Subscript(owner.expr, index.code(), ast.Load()), optional=True)
         case Code(form=str() as form), _ if form == f"dict of {CHUNKED}":
-            return Code(ast.Subscript(owner.expr, residual(index), ast.Load()), form=CHUNKED, optional=True)
+            return Code(ast.Subscript(owner.expr, index.code(), ast.Load()), form=CHUNKED, optional=True)
         case Convolved(), _ if (convolved := cut(owner, node.slice, frame)) is not None:
             return convolved
         case Code(), Items(items=parts) if _keeps_everything(parts):
             return owner
         case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if first is Ellipsis:
-            sliced = ast.Subscript(owner.expr, residual(index), ast.Load())
+            sliced = ast.Subscript(owner.expr, index.code(), ast.Load())
             return Code(sliced, transposed=True)
-    expr = ast.Subscript(residual(owner), _index_code(node.slice, index, frame), ast.Load())
+    expr = ast.Subscript(owner.code(), _index_code(node.slice, index, frame), ast.Load())
     triangle = isinstance(owner, Code) and owner.form == TRIANGLE and _cuts_corner(node.slice)
-    return Code(expr, is_static(owner) and is_static(index), form=TRIANGLE if triangle else None)
+    return Code(expr, owner.is_static and index.is_static, form=TRIANGLE if triangle else None)
 
 
 def _of_mapping(owner: Mapping, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
@@ -102,7 +79,7 @@ def _of_mapping(owner: Mapping, index: Value, node: ast.Subscript, frame: Frame)
             raise Untranslatable(f"the missing key {index.value!r} at {frame.source.location(node)}")
         return owner.items[index.value]
     values = list(owner.items.values())
-    if values and all(same(value, values[0]) for value in values):
+    if values and all(value.equals(values[0]) for value in values):
         return values[0]
     if values and all(isinstance(value, Mask) for value in values):
         return PaddingMask()
@@ -113,13 +90,13 @@ def _of_mapping(owner: Mapping, index: Value, node: ast.Subscript, frame: Frame)
 
 def _rows(owner: Value, rest: list[Value]) -> Code:
     """Return rows of a table with one more dimension in front, which the batch already is, and others behind it."""
-    new = sum(same(item, NONE) for item in rest)
+    new = sum(item.equals(NONE) for item in rest)
     if not _keeps_everything(tuple(rest[new:])):
         raise Untranslatable("a part of a table of positions")
     if not new:
-        return Code(residual(owner), form=ROWS)
+        return Code(owner.code(), form=ROWS)
     index = [ast.Slice(), *[ast.Constant(None)] * new]
-    return Code(ast.Subscript(residual(owner), ast.Tuple(index, ast.Load()), ast.Load()))
+    return Code(ast.Subscript(owner.code(), ast.Tuple(index, ast.Load()), ast.Load()))
 
 
 def _cuts_corner(index: ast.expr) -> bool:
@@ -139,11 +116,11 @@ def _index_code(node: ast.expr, value: Value, frame: Frame) -> ast.expr:
         return slice_code(node, frame)
     if isinstance(node, ast.Tuple) and isinstance(value, Items):
         parts = [
-            slice_code(item, frame) if isinstance(item, ast.Slice) else residual(part)
+            slice_code(item, frame) if isinstance(item, ast.Slice) else part.code()
             for item, part in zip(node.elts, value.items, strict=True)
         ]
         return ast.Tuple(parts, ast.Load())
-    return residual(value)
+    return value.code()
 
 
 def slice_code(node: ast.Slice, frame: Frame) -> ast.Slice:

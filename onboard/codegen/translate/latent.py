@@ -3,33 +3,58 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from onboard.codegen.translate.canonical import op
-from onboard.codegen.translate.values import (
-    NONE,
-    Code,
-    Expanded,
-    Items,
-    Joined,
-    Known,
-    Untranslatable,
-    Value,
-    attribute,
-    call,
-    constant,
-    name,
-    residual,
-    same,
-    untransposed,
-)
+from onboard.codegen.translate.syntax import Untranslatable, attribute, call, constant, name, op
+from onboard.codegen.translate.values import NONE, Code, Items, Known, Value, untransposed
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.args import Args
     from onboard.codegen.translate.frame import Frame
+
+
+@dataclass(frozen=True, eq=False)
+class Joined(Value):
+    """`torch.cat([a, b], dim=-1)` that may be taken apart again."""
+
+    first: Value
+    second: Value
+    lazy = True
+
+    def code(self) -> ast.expr:
+        """Return the concatenation."""
+        return call(attribute(name("torch"), "cat"), Items((self.first, self.second)).code(), dim=constant(-1))
+
+    def parts(self) -> list[Value]:
+        """Return both parts."""
+        return [self.first, self.second]
+
+    def mapped(self, change: Callable[[Value], Value]) -> Joined:
+        """Return changed parts, joined."""
+        return Joined(change(self.first), change(self.second))
+
+
+@dataclass(frozen=True, eq=False)
+class Expanded(Value):
+    """The keys (part 0) or values (part 1) that latent attention expands from one vector a token."""
+
+    latent: Value
+    kpe: Value
+    weight: ast.expr
+    part: int
+    lazy = True
+
+    def parts(self) -> list[Value]:
+        """Return the latent and the keys that all heads share."""
+        return [self.latent, self.kpe]
+
+    def mapped(self, change: Callable[[Value], Value]) -> Expanded:
+        """Return those of a changed latent and changed keys."""
+        return replace(self, latent=change(self.latent), kpe=change(self.kpe))
 
 
 def names_of(frame: Frame) -> Mapping[str, str] | None:
@@ -46,13 +71,13 @@ def expand(names: Mapping[str, str], args: Args) -> Items:
 
 def rearranged(function: Any, expr: ast.expr, args: Args) -> Value | None:
     """Return `torch.cat((a, b), dim=-1)` as its parts, and those of a transposed `torch.split(x, sizes, dim=-1)`."""
-    if not same(args.keywords.get("dim", NONE), Known(-1)):
+    if not args.keywords.get("dim", NONE).equals(Known(-1)):
         return None
     match args.positional:
         case [Items(items=(first, second))] if function is torch.cat:
-            return Joined((first, second))
+            return Joined(first, second)
         case [Code(transposed=True) as whole, sizes] if function is torch.split:  # [batch, heads, sequence, size]
-            called = ast.Call(expr, [whole.expr, residual(sizes)], [ast.keyword("dim", constant(-1))])
+            called = ast.Call(expr, [whole.expr, sizes.code()], [ast.keyword("dim", constant(-1))])
             return Code(called, transposed=True)
     return None
 
@@ -60,7 +85,7 @@ def rearranged(function: Any, expr: ast.expr, args: Args) -> Value | None:
 def attention(args: Args) -> Value | None:
     """Return the canonical form of attention to expanded latents; None when keys and values are something else."""
     match args.positional[1:4]:
-        case [Joined(parts=(q_nope, q_pe)), Expanded(part=0) as key, Expanded(part=1)]:
+        case [Joined(first=q_nope, second=q_pe), Expanded(part=0) as key, Expanded(part=1)]:
             pass
         case [Code() as query, Expanded(part=0) as key, Expanded(part=1)]:
             q_nope, q_pe = _split(query, key.kpe)
@@ -68,16 +93,16 @@ def attention(args: Args) -> Value | None:
             return None
     given = {**dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)), **args.keywords}
     indices, sinks, window = (given.get(key, NONE) for key in ("indices", "s_aux", "sliding_window"))
-    sparse = not (same(indices, NONE) and same(window, NONE))
+    sparse = not (indices.equals(NONE) and window.equals(NONE))
     not_there = ("softcap",) if sparse else ("softcap", "s_aux")
-    if odd := [item for item in not_there if not same(given.get(item, NONE), NONE)]:
+    if odd := [item for item in not_there if not given.get(item, NONE).equals(NONE)]:
         raise Untranslatable(f"latent attention with {odd[0]}")
     latent = call(attribute(_by_sequence(key.latent), "squeeze"), ast.Constant(2))
     tensors = [*map(_by_sequence, (q_nope, q_pe)), latent, _by_sequence(key.kpe), key.weight]
-    scale = residual(given.get("scaling", NONE))
+    scale = given.get("scaling", NONE).code()
     if sparse:
-        rest = [residual(item) for item in ((sinks, window) if not same(window, NONE) else (sinks,))]
-        called = ast.Call(op("torch_sparse_mla"), [*tensors, residual(indices), scale, *rest], [])
+        rest = [item.code() for item in ((sinks, window) if not window.equals(NONE) else (sinks,))]
+        called = ast.Call(op("torch_sparse_mla"), [*tensors, indices.code(), scale, *rest], [])
     else:
         called = ast.Call(op("torch_mla"), [*tensors, constant(True), scale], [])
     return Items((Code(called), NONE))
@@ -97,4 +122,4 @@ def _by_sequence(value: Value) -> ast.expr:
     """Return a value [batch, heads, sequence, size] in the order bsnd."""
     if isinstance(value, Code) and value.transposed:
         return untransposed(value).expr
-    return residual(Code(residual(value), transposed=True))
+    return Code(value.code(), transposed=True).code()

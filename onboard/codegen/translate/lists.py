@@ -9,18 +9,9 @@ from onboard.codegen.translate.comprehensions import comprehension
 from onboard.codegen.translate.env import Env
 from onboard.codegen.translate.evaluate import evaluate, settle
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.values import (
-    Code,
-    Instance,
-    Items,
-    ModuleList,
-    Value,
-    attribute,
-    call,
-    joined_ways,
-    name,
-    residual,
-)
+from onboard.codegen.translate.object_values import Instance, ModuleList, joined_ways
+from onboard.codegen.translate.syntax import attribute, call, name
+from onboard.codegen.translate.values import Code, Items, Value
 
 
 class Filled(Exception):
@@ -73,7 +64,7 @@ def append(node: ast.expr, frame: Frame) -> bool:
         return True
     if not isinstance(value, Instance):
         return False
-    frame.emit(ast.Expr(call(attribute(known.expr, "append"), residual(value))), node)
+    frame.emit(ast.Expr(call(attribute(known.expr, "append"), value.code())), node)
     frame.env.values[place] = replace(known, made=joined_ways(known.made, value.made))
     return True
 
@@ -88,7 +79,7 @@ def exist(filled: Filled, frame: Frame, origin: ast.AST) -> None:
     known = frame.env.values[filled.variable]
     assert isinstance(known, Items)
     place = name(filled.variable)
-    items = ast.List(list(map(residual, known.items)), ast.Load())
+    items = ast.List([each.code() for each in known.items], ast.Load())
     frame.emit(ast.Assign([name(filled.variable, store=True)], items), origin)
     made = tuple(way for item in known.items if isinstance(item, Instance) for way in item.made)
     frame.env.values[filled.variable] = ModuleList(made, place) if filled.modules else Code(place)

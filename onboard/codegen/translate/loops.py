@@ -10,20 +10,9 @@ import torch
 
 from onboard.analysis.recognise.watch import loops_of
 from onboard.analysis.tiny.tiny_model import first_token_is_plain
-from onboard.codegen.translate.canonical import op
 from onboard.codegen.translate.recurrent import argument
-from onboard.codegen.translate.values import (
-    NONE,
-    Code,
-    Known,
-    Unread,
-    Untranslatable,
-    Value,
-    attribute,
-    call,
-    residual,
-    same,
-)
+from onboard.codegen.translate.syntax import Untranslatable, attribute, call, op
+from onboard.codegen.translate.values import NONE, Code, Known, Unread, Value
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.args import Args
@@ -72,7 +61,7 @@ def joined(function: Any, args: Args) -> Value | None:
     match args.positional:
         case [Pieces(whole=whole, dim=dim), *rest] if function in (torch.cat, torch.concat, torch.concatenate):
             along = args.keywords.get("dim", rest[0] if rest else Known(0))
-            if any(same(along, Known(place)) for place in (dim, dim - 4)):
+            if any(along.equals(Known(place)) for place in (dim, dim - 4)):
                 return whole
             raise Untranslatable("the results of a loop, joined along another dimension than the sequence")
     return None
@@ -104,5 +93,5 @@ def _argument(key: str, turned: bool, frame: Frame) -> ast.expr:
 
     value = evaluate(ast.parse(key, mode="eval").body, frame)
     if key.startswith("self."):
-        return call(attribute(residual(value), "flatten"))
+        return call(attribute(value.code(), "flatten"))
     return argument(value, turned)

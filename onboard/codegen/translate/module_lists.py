@@ -6,7 +6,9 @@ import ast
 
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.items import slice_code
-from onboard.codegen.translate.values import ModuleList, Value, call, name
+from onboard.codegen.translate.object_values import ModuleList
+from onboard.codegen.translate.syntax import call, name
+from onboard.codegen.translate.values import Value
 
 
 def slice_modules(owner: ModuleList, part: ast.Slice, frame: Frame) -> Value:

@@ -11,7 +11,8 @@ from dataclasses import replace
 from torch import nn
 
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.values import Instance, Value, is_static, residual
+from onboard.codegen.translate.object_values import Instance
+from onboard.codegen.translate.values import Value
 
 
 @contextmanager
@@ -19,7 +20,7 @@ def narrowed(test: Value, outcome: bool, frame: Frame) -> Iterator[None]:
     """Evaluate a branch that is taken where `test` is `outcome`, knowing which layers of the model take it."""
     before, items = frame.layers, dict(frame.items)
     frame.items.update(_numbered(test, outcome, frame))
-    if frame.kind == "forward" and frame.cls is not None and is_static(test):
+    if frame.kind == "forward" and frame.cls is not None and test.is_static:
         layers = frame.translator.modules_of(frame.cls.cls) if before is None else before
         frame.layers = [layer for layer in layers if _holds(test, layer, frame) in (outcome, None)]
     try:
@@ -51,7 +52,7 @@ def _numbered(test: Value, outcome: bool, frame: Frame) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for index, item, attr in frame.numbered:
         module = frame.items.get(item, frame.env.values.get(item))
-        if frame.cls is None or not is_static(test) or not isinstance(module, Instance):
+        if frame.cls is None or not test.is_static or not isinstance(module, Instance):
             continue
         owners = frame.translator.modules_of(frame.cls.cls)
         parts = [(owner, *pair) for owner in owners for pair in _pairs(owner, attr)]
@@ -70,7 +71,7 @@ def _pairs(owner: nn.Module, attr: str) -> list[tuple[int, nn.Module]]:
 
 def _holds(test: Value, layer: nn.Module, frame: Frame, **numbers: int) -> bool | None:
     """Return the value of a static condition in one layer; None where it cannot be known before the model runs."""
-    expr = _Written(frame.out).visit(deepcopy(residual(test)))
+    expr = _Written(frame.out).visit(deepcopy(test.code()))
     names = {**frame.source.namespace, "config": frame.translator.config, "self": layer, **numbers}
     try:
         return bool(eval(ast.unparse(expr), names))

@@ -15,34 +15,21 @@ from transformers.modeling_utils import AttentionInterface as HFAttentionInterfa
 from transformers.utils import ModelOutput
 
 from onboard.codegen.translate import causal, folded, windows
-from onboard.codegen.translate.holes import fill
-from onboard.codegen.translate.values import (
-    KEYS,
-    NONE,
-    POSITIONS,
+from onboard.codegen.translate.folded import Folded
+from onboard.codegen.translate.forms import KEYS, POSITIONS
+from onboard.codegen.translate.holes import Result, fill
+from onboard.codegen.translate.object_values import (
     Choice,
-    Code,
     Config,
-    Folded,
     Global,
     Instance,
-    Known,
-    Mapping,
-    Mask,
     MaskMaker,
     Method,
     ModuleList,
-    Output,
-    Result,
     Self,
-    Untranslatable,
-    Value,
-    attribute,
-    constant,
-    is_static,
-    name,
-    residual,
 )
+from onboard.codegen.translate.syntax import Untranslatable, attribute, constant, name
+from onboard.codegen.translate.values import NONE, Code, Known, Mapping, Mask, Output, Value
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.frame import Frame
@@ -89,7 +76,7 @@ def choice(table: dict[Any, Any], key: Value, frame: Frame) -> Value | None:
     chosen, *others = [(item, from_namespace(obj, obj.__name__, frame)) for item, obj in reversed(made.items())]
     value = chosen[1]
     for item, option in others:
-        value = Choice(ast.Compare(residual(key), [ast.Eq()], [constant(item)]), option, value)
+        value = Choice(ast.Compare(key.code(), [ast.Eq()], [constant(item)]), option, value)
     return value
 
 
@@ -139,7 +126,7 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
             map(frame.translator.translates, classes)
         ):
             values = [state.attribute(attr, expr, frame) for state in frame.translator.reached(owner)]
-            return Code(attribute(expr, attr), static=all(map(is_static, values)))
+            return Code(attribute(expr, attr), static=all(each.is_static for each in values))
         case Mapping() | ModuleList():
             return Method(owner, attr)
         case Folded() if attr == "shape":
@@ -151,10 +138,10 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
         case Code(expr=expr, transposed=True) if attr in _OF_ANY_SHAPE:
             return Code(attribute(expr, attr))
         case Code(static=static):
-            return Code(attribute(residual(owner), attr), static)
+            return Code(attribute(owner.code(), attr), static)
         case Known(value=value) if hasattr(value, attr):
             return Known(getattr(value, attr))
-    return Code(attribute(residual(owner), attr))
+    return Code(attribute(owner.code(), attr))
 
 
 def _config_fact(attr: str, expr: ast.expr, config: Any, frame: Frame) -> Known:

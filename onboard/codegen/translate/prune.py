@@ -14,9 +14,9 @@ from torch import nn
 
 from onboard.codegen.translate import cleanup
 from onboard.codegen.translate.classes import Translator
+from onboard.codegen.translate.object_values import Instance
 from onboard.codegen.translate.state import ClassState
 from onboard.codegen.translate.unrun import attributes_read, has_parameters, is_eager
-from onboard.codegen.translate.values import Instance
 
 
 def prune(translator: Translator) -> None:

@@ -10,20 +10,9 @@ from typing import TYPE_CHECKING, Any
 from onboard.analysis.recognise.mixers import FORMS, Form
 from onboard.analysis.recognise.scan_modules import MODULE_FORMS, SETTING
 from onboard.codegen.translate.args import Args
-from onboard.codegen.translate.values import (
-    NONE,
-    Code,
-    Config,
-    Items,
-    Known,
-    Untranslatable,
-    Value,
-    attribute,
-    name,
-    residual,
-    same,
-    untransposed,
-)
+from onboard.codegen.translate.object_values import Config
+from onboard.codegen.translate.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.values import NONE, Code, Items, Known, Value, untransposed
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.frame import Frame
@@ -81,17 +70,17 @@ def _check(function: Any, form: Form, values: dict[str, Value]) -> None:
     for key, value in values.items():
         if key in form.parameters or key in form.ignored:
             continue
-        if not same(value, Known(form.fixed.get(key))):
+        if not value.equals(Known(form.fixed.get(key))):
             raise Untranslatable(f"{function.__name__} with its argument {key}")
 
 
 def argument(value: Value, turned: bool) -> ast.expr:
     """Return an argument; a turned one has its sequence before its channels in the canonical op."""
-    if not turned or same(value, NONE):
-        return residual(value)
+    if not turned or value.equals(NONE):
+        return value.code()
     if isinstance(value, Code) and value.transposed:
         return untransposed(value).expr
-    return residual(Code(residual(value), transposed=True))
+    return Code(value.code(), transposed=True).code()
 
 
 class _Substitute(ast.NodeTransformer):

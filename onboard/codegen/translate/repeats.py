@@ -4,13 +4,38 @@ from __future__ import annotations
 
 import ast
 import inspect
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from onboard.codegen.translate.args import Args
-from onboard.codegen.translate.values import Code, Known, Repeated, Value, is_static, residual
+from onboard.codegen.translate.syntax import attribute, call, same_code
+from onboard.codegen.translate.values import Code, Known, Value
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated(Code):
+    """`expr` [batch, heads, sequence, dim] with each head `times` times, as grouped queries need it."""
+
+    times: ast.expr = field(default_factory=lambda: ast.Constant(1))
+    swapped: bool = False
+    """`expr` is [batch, sequence, heads, dim]: `transposed` it is not, for whoever reads it has to repeat it."""
+
+    @property
+    def single(self) -> Code:
+        """The tensor before it is repeated."""
+        return Code(self.expr, transposed=self.swapped, form=self.form)
+
+    def code(self) -> ast.expr:
+        """Return the repetition."""
+        return call(attribute(self.single.code(), "repeat_interleave"), self.times, dim=ast.Constant(1))
+
+    def same_as(self, other: Repeated) -> bool:
+        """Whether both are repeated alike."""
+        return super().same_as(other) and self.swapped == other.swapped and same_code(self.times, other.times)
+
 
 _KEEPS = {"to", "float", "type", "type_as", "contiguous"}
 
@@ -22,7 +47,7 @@ def call_of(obj: Any, args: Args) -> Repeated | None:
         return _repeated(given.get("input"), given.get("repeats"), given.get("dim"))
     if inspect.isfunction(obj) and len(args.positional) == 2 and not args.keywords and not args.stars:
         tensor, times = args.positional
-        if isinstance(tensor, Code) and not tensor.static and is_static(times) and _repeats_heads(obj):
+        if isinstance(tensor, Code) and not tensor.static and times.is_static and _repeats_heads(obj):
             return _repeated(tensor, times, Known(1))
     return None
 
@@ -39,7 +64,7 @@ def method(owner: Code, attr: str, args: Args) -> Value | None:
     if attr in _KEEPS:
         changed = tensor_method(owner.single, attr, args)
         return _repeated(changed, Code(owner.times, static=True), Known(1))
-    return tensor_method(Code(residual(owner)), attr, args)
+    return tensor_method(Code(owner.code()), attr, args)
 
 
 def written(expr: ast.expr) -> tuple[ast.expr, ast.expr] | None:
@@ -55,11 +80,11 @@ def written(expr: ast.expr) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _repeated(tensor: Value | None, times: Value | None, dim: Value | None) -> Repeated | None:
-    if type(tensor) is not Code or tensor.static or times is None or not is_static(times):
+    if type(tensor) is not Code or tensor.static or times is None or not times.is_static:
         return None
     if not (isinstance(dim, Known) and dim.value == 1):
         return None
-    return Repeated(tensor.expr, times=residual(times), swapped=tensor.transposed)
+    return Repeated(tensor.expr, times=times.code(), swapped=tensor.transposed)
 
 
 @lru_cache(maxsize=512)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from onboard.codegen.translate.values import Instance, Known, Value, name
+from onboard.codegen.translate.object_values import Instance
+from onboard.codegen.translate.syntax import name
+from onboard.codegen.translate.values import Known, Value
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.frame import Frame

@@ -6,24 +6,10 @@ import ast
 from collections.abc import Sequence
 
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.values import (
-    NONE,
-    Code,
-    Config,
-    Half,
-    Hole,
-    Items,
-    KeyBias,
-    Known,
-    Mapping,
-    Mask,
-    Output,
-    Result,
-    Value,
-    residual,
-    same,
-    same_code,
-)
+from onboard.codegen.translate.holes import Hole, Result
+from onboard.codegen.translate.object_values import Config
+from onboard.codegen.translate.syntax import same_code
+from onboard.codegen.translate.values import NONE, Code, Half, Items, Known, Mapping, Mask, Output, Value
 
 
 def finish_returns(frame: Frame) -> tuple[Value, int]:
@@ -34,7 +20,7 @@ def finish_returns(frame: Frame) -> tuple[Value, int]:
     shape, holes = _shape(values, 0)
     for statement, value in frame.returns:
         parts = _run_time_parts(shape, value)
-        codes = [residual(part) for part in parts]
+        codes = [part.code() for part in parts]
         statement.value = codes[0] if len(codes) == 1 else ast.Tuple(codes, ast.Load()) if codes else None
     return shape, holes
 
@@ -56,7 +42,7 @@ def given_back(frame: Frame) -> Value | None:
     if any(isinstance(node, ast.Expr | ast.AugAssign | ast.For) or _is_store_inside(node) for node in nodes):
         return None
     assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    if len(values) < 2 or not all(same(values[0], value) for value in values):
+    if len(values) < 2 or not all(values[0].equals(value) for value in values):
         return None
     return values[0] if isinstance(values[0], Code | Items) and _is_given(values[0], assigned) else None
 
@@ -79,19 +65,15 @@ def _is_given(value: Value, assigned: set[str]) -> bool:
 def in_terms_of(value: Value, arguments: dict[str, Value]) -> Value:
     """Return what a call gets that is given its arguments back."""
     match value:
-        case Items(items=items):
-            return Items(tuple(in_terms_of(item, arguments) for item in items))
-        case Mapping(items=items):
-            return Mapping({key: in_terms_of(item, arguments) for key, item in items.items()})
         case Code(expr=ast.Name(id=parameter)):
             return arguments[parameter]
-    return value
+    return value.mapped(lambda part: in_terms_of(part, arguments))
 
 
 def _shape(values: list[Value], index: int) -> tuple[Value, int]:
     """Return the common shape of several results: what all know stays known, the rest are holes."""
     first = values[0]
-    if isinstance(first, Known | Mask | Config) and all(same(first, value) for value in values):
+    if isinstance(first, Known | Mask | Config) and all(first.equals(value) for value in values):
         return first, index
     parts: list[Value] = []
     match first:
@@ -108,15 +90,16 @@ def _shape(values: list[Value], index: int) -> tuple[Value, int]:
                 parts.append(part)
             return Output(dict(zip(fields, parts, strict=True))), index
     form = first.form if isinstance(first, Code) else None
-    like = first if isinstance(first, KeyBias) and all(isinstance(value, KeyBias) for value in values) else None
-    optional = any(same(value, NONE) or (isinstance(value, Code) and value.optional) for value in values)
+    kept = isinstance(first, Code) and first.returned and all(type(value) is type(first) for value in values)
+    like = first if isinstance(first, Code) and kept else None
+    optional = any(value.equals(NONE) or (isinstance(value, Code) and value.optional) for value in values)
     return Hole(index, form, optional, like), index + 1
 
 
 def _run_time_parts(shape: Value, value: Value) -> list[Value]:
     match shape, value:
-        case Hole(like=KeyBias()), KeyBias(expr=slopes):
-            return [Code(slopes)]
+        case Hole(like=Code()), Code(expr=expr):
+            return [Code(expr)]
         case Hole(), _:
             return [value]
         case Items(items=shapes), Items(items=items):
@@ -130,10 +113,10 @@ def same_call(first: Value, second: Value) -> bool:
     """Whether two classes' forwards are called by the same code and give results of one shape."""
     match first, second:
         case Result(), Result():
-            return same_code(first.expr, second.expr) and same(first.shape, second.shape)
+            return same_code(first.expr, second.expr) and first.shape.equals(second.shape)
         case Items(items=a), Items(items=b):
             return len(a) == len(b) and all(map(same_call, a, b))
-    return same(first, second)
+    return first.equals(second)
 
 
 def same_code_of(results: Sequence[Value]) -> Code | None:

@@ -8,7 +8,7 @@ then it is the plain code that it was. The mask is causal (the analysis probed i
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,30 +16,12 @@ import torch
 from torch import nn
 
 from onboard.codegen.translate import biases, folded, repeats
-from onboard.codegen.translate.canonical import op
-from onboard.codegen.translate.values import (
-    NONE,
-    TRIANGLE,
-    UPCAST,
-    ZEROS,
-    Code,
-    Folded,
-    Items,
-    KeyBias,
-    Known,
-    Mask,
-    Output,
-    Repeated,
-    Value,
-    attribute,
-    call,
-    constant,
-    is_static,
-    residual,
-    same,
-    same_code,
-    untransposed,
-)
+from onboard.codegen.translate.biases import KeyBias
+from onboard.codegen.translate.folded import Folded
+from onboard.codegen.translate.forms import TRIANGLE, UPCAST, ZEROS
+from onboard.codegen.translate.repeats import Repeated
+from onboard.codegen.translate.syntax import attribute, call, constant, mentions, op, renamed, same_code
+from onboard.codegen.translate.values import NONE, Code, Items, Known, Mask, Output, Value, untransposed
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.args import Args
@@ -65,26 +47,30 @@ class Scores(Code):
     causal: bool = False
     """The mask is in."""
     normed: bool = False
+    lazy = True
 
-    def same_as(self, other: Code) -> bool:
+    def same_as(self, other: Scores) -> bool:
         """Whether both lead to the same attention."""
-        assert isinstance(other, Scores)
         flags = (self.masked, self.causal, self.normed) == (other.masked, other.causal, other.normed)
-        return flags and [ast.dump(part) for part in self.parts()] == [ast.dump(part) for part in other.parts()]
+        return flags and [ast.dump(part) for part in self.made_of()] == [ast.dump(part) for part in other.made_of()]
 
-    def parts(self) -> list[ast.expr]:
+    def made_of(self) -> list[ast.expr]:
         """Return the code of query, key, scale, bias and slopes, those that there are."""
-        tensors = [residual(item) for item in (self.query, self.key, self.gate) if item is not None]
+        tensors = [item.code() for item in (self.query, self.key, self.gate) if item is not None]
         return tensors + [item for item in (self.scale, self.bias, self.slopes) if item is not None]
 
-    def renamed(self, rename: Callable[[ast.expr], ast.expr]) -> Scores:
-        """Return the scores with other names in their code."""
+    def mentions(self, variable: str) -> bool:
+        """Whether what it is made of reads a variable."""
+        return any(mentions(part, variable) for part in self.made_of())
+
+    def renamed(self, old: str, new: str) -> Scores:
+        """Return the scores with another name for a variable in what they are made of."""
 
         def tensor(value: Code | None) -> Code | None:
-            return None if value is None else replace(value, expr=rename(value.expr))
+            return None if value is None else replace(value, expr=renamed(value.expr, old, new))
 
         def code(value: ast.expr | None) -> ast.expr | None:
-            return None if value is None else rename(value)
+            return None if value is None else renamed(value, old, new)
 
         query, key = tensor(self.query), tensor(self.key)
         scale, bias, slopes = (code(item) for item in (self.scale, self.bias, self.slopes))
@@ -110,11 +96,11 @@ def added(bias: Value, first: Value, second: Value, keywords: Mapping[str, Value
     """Return `bias.baddbmm(first, second, beta=..., alpha=...)` where the bias is ALiBi's or zero."""
     found = product(first, second, ast.Constant(None))
     alpha, beta = keywords.get("alpha", Known(1)), keywords.get("beta", Known(1))
-    if not isinstance(found, Scores) or found.normed or not (is_static(alpha) and is_static(beta)):
+    if not isinstance(found, Scores) or found.normed or not (alpha.is_static and beta.is_static):
         return None
     found = replace(found, masked=True)  # there is no code of its own for it
-    if not same(alpha, Known(1)):
-        found = _scaled(found, ast.Mult(), residual(alpha), found.expr)
+    if not alpha.equals(Known(1)):
+        found = _scaled(found, ast.Mult(), alpha.code(), found.expr)
     if isinstance(bias, KeyBias):
         scaled = biases.scaled(bias, ast.Mult(), beta)
         return combined(ast.Add(), found, scaled, found.expr) if scaled is not None else None
@@ -139,7 +125,7 @@ def _turned(key: Code) -> Code:
         case ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[first, second]):
             if {ast.unparse(first), ast.unparse(second)} in ({"-1", "-2"}, {"2", "3"}) and not key.transposed:
                 return replace(_lifted(inner), form=key.form)
-    return Code(call(attribute(residual(key), "transpose"), ast.Constant(-1), ast.Constant(-2)))
+    return Code(call(attribute(key.code(), "transpose"), ast.Constant(-1), ast.Constant(-2)))
 
 
 def _lifted(expr: ast.expr) -> Code:
@@ -170,10 +156,10 @@ def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) 
         return replace(left, expr=expr, gate=right)
     if isinstance(operator, ast.Add) and isinstance(right, Code) and not right.static:
         plain = left.expr if left.masked else expr
-        bias = residual(right) if left.bias is None else ast.BinOp(left.bias, ast.Add(), residual(right))
+        bias = right.code() if left.bias is None else ast.BinOp(left.bias, ast.Add(), right.code())
         return replace(left, expr=plain, bias=bias)
-    if isinstance(operator, ast.Mult | ast.Div) and (is_static(right) or _is_root(right)):
-        return _scaled(left, operator, residual(right), expr)
+    if isinstance(operator, ast.Mult | ast.Div) and (right.is_static or _is_root(right)):
+        return _scaled(left, operator, right.code(), expr)
     return None
 
 
@@ -257,7 +243,7 @@ def selected(condition: Value, scores: Value) -> Value | None:
         return None
     if condition.form == TRIANGLE:
         return replace(scores, causal=True, masked=True)
-    return replace(scores, bias=residual(condition))
+    return replace(scores, bias=condition.code())
 
 
 def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
@@ -286,10 +272,8 @@ def without_weights(value: Value) -> Value:
     match value:
         case Scores(normed=True):
             return NONE
-        case Items(items=items):
-            return Items(tuple(map(without_weights, items)))
-        case Output(fields=fields):
-            return Output({key: without_weights(item) for key, item in fields.items()})
+        case Items() | Output():
+            return value.mapped(without_weights)
     return value
 
 
@@ -306,7 +290,7 @@ def _attention(weights: Scores, value: Code) -> Code:
     assert weights.key is not None
     tensors = (weights.query, *_ungrouped(weights.key, folded.unfolded(value) or value))
     by_sequence = all(item.transposed for item in tensors)
-    qkv = [residual(untransposed(item) if by_sequence else item) for item in tensors]
+    qkv = [(untransposed(item) if by_sequence else item).code() for item in tensors]
     for index in (0, 1):
         if tensors[index].form == UPCAST:  # the op has its statistics in float32, but wants tensors of one dtype
             qkv[index] = call(attribute(qkv[index], "type_as"), qkv[2])

@@ -12,23 +12,11 @@ import torch
 
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate import narrow, objects, rescaled
-from onboard.codegen.translate.values import (
-    NONE,
-    TRIANGLE,
-    Code,
-    Config,
-    Global,
-    Hole,
-    Instance,
-    Known,
-    Mask,
-    Method,
-    ModuleList,
-    Self,
-    Value,
-    attribute,
-    may_be_none,
-)
+from onboard.codegen.translate.forms import TRIANGLE
+from onboard.codegen.translate.holes import Hole
+from onboard.codegen.translate.object_values import Config, Global, Instance, Method, ModuleList, Self
+from onboard.codegen.translate.syntax import attribute
+from onboard.codegen.translate.values import NONE, Code, Known, Mask, Value
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.classes import Translator
@@ -67,7 +55,7 @@ class Routine:
             known = dict.fromkeys((*order, *self.parameters, *sorted(keys)))
             self.parameters = [key for key in known if key in wanted]
         counted = {"position_ids"}  # a call that has none passes those of the caller
-        self.optional = {key for key in self.parameters if key in facts and may_be_none(facts[key])} - counted
+        self.optional = {key for key in self.parameters if key in facts and facts[key].may_be_none} - counted
         if keys:  # those that other classes' calls have come first
             self.parameters.sort(key=lambda key: key in self.optional - keys)
 

@@ -14,23 +14,12 @@ from onboard.codegen.translate.env import Env
 from onboard.codegen.translate.evaluate import evaluate
 from onboard.codegen.translate.execute import execute
 from onboard.codegen.translate.facts import bind
+from onboard.codegen.translate.forms import POSITIONS, ROWS
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.inline import defaults
-from onboard.codegen.translate.values import (
-    NONE,
-    POSITIONS,
-    ROWS,
-    Code,
-    Config,
-    Known,
-    Mapping,
-    Self,
-    Untranslatable,
-    Value,
-    attribute,
-    call,
-    name,
-)
+from onboard.codegen.translate.object_values import Config, Self
+from onboard.codegen.translate.syntax import Untranslatable, attribute, call, name
+from onboard.codegen.translate.values import NONE, Code, Known, Mapping, Value
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.classes import Translator

@@ -9,24 +9,12 @@ import torch
 
 from onboard.codegen.translate import biases, causal, folded, indexer, repeats, scores
 from onboard.codegen.translate.args import Args, plain_call
-from onboard.codegen.translate.values import (
-    CHANNELS,
-    KEYS,
-    NONE,
-    POSITIONS,
-    ROWS,
-    UPCAST,
-    Code,
-    Folded,
-    Global,
-    KeyBias,
-    Known,
-    Mask,
-    Untranslatable,
-    Value,
-    attribute,
-    residual,
-)
+from onboard.codegen.translate.biases import KeyBias
+from onboard.codegen.translate.folded import Folded
+from onboard.codegen.translate.forms import CHANNELS, KEYS, POSITIONS, ROWS, UPCAST
+from onboard.codegen.translate.object_values import Global
+from onboard.codegen.translate.syntax import Untranslatable, attribute
+from onboard.codegen.translate.values import NONE, Code, Known, Mask, Value
 
 _POINTWISE = {"to", "float", "type", "type_as", "half", "bfloat16", "sigmoid", "tanh", "abs", "neg", "clamp"}
 _MOVES = {"transpose", "permute", "view", "reshape", "contiguous", "unsqueeze", "expand"}
@@ -51,7 +39,7 @@ def tensor_method(owner: Code, attr: str, args: Args, window: ast.expr | None = 
     if (repeated := repeats.method(owner, attr, args)) is not None:
         return repeated
     if attr == "masked_fill" and type(args.positional[0]) is Mask and not owner.static:
-        return causal.filled(owner, residual(args.positional[1]), window)
+        return causal.filled(owner, args.positional[1].code(), window)
     if isinstance(owner, KeyBias):
         return _bias_method(owner, attr, args)
     if owner.form == KEYS and (keys := biases.key_method(owner, attr, args)) is not None:
@@ -85,7 +73,7 @@ def tensor_method(owner: Code, attr: str, args: Args, window: ast.expr | None = 
         return Code(called.expr, transposed=True)
     if owner.transposed and attr == "view":
         attr = "reshape"  # a transposed tensor has no view of another shape
-    called = plain_call(attribute(residual(owner), attr), args, owner.static and args.static())
+    called = plain_call(attribute(owner.code(), attr), args, owner.static and args.static())
     return replace(called, form=UPCAST) if owner.form == UPCAST and attr in _MOVES else called
 
 
@@ -93,7 +81,7 @@ def _rows_at_positions(owner: Code, args: Args) -> Code | None:
     """Return `table.index_select(0, positions)` for positions of each text, which have a dimension more."""
     match args.positional:
         case [Known(value=0), Code(form=str() as form) as positions] if form == POSITIONS:
-            return Code(ast.Subscript(residual(owner), residual(positions), ast.Load()), form=ROWS)
+            return Code(ast.Subscript(owner.code(), positions.code(), ast.Load()), form=ROWS)
     return None
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from onboard.codegen.translate.values import Untranslatable
+from onboard.codegen.translate.syntax import Untranslatable
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.classes import Translator

@@ -13,7 +13,8 @@ from torch import nn
 
 from onboard.codegen.translate import cleanup
 from onboard.codegen.translate.args import Args
-from onboard.codegen.translate.values import Code, Instance, Known, ModuleList
+from onboard.codegen.translate.object_values import Instance, ModuleList
+from onboard.codegen.translate.values import Code, Known
 
 if TYPE_CHECKING:
     from onboard.codegen.translate.classes import Translator

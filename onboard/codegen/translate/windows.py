@@ -14,19 +14,10 @@ import torch
 from transformers import PretrainedConfig
 
 from onboard.codegen.translate.decisions import decided_here
+from onboard.codegen.translate.object_values import Config
 from onboard.codegen.translate.scores import Scores
-from onboard.codegen.translate.values import (
-    NONE,
-    Code,
-    Config,
-    Mask,
-    Untranslatable,
-    Value,
-    attribute,
-    constant,
-    name,
-    residual,
-)
+from onboard.codegen.translate.syntax import Untranslatable, attribute, constant, name
+from onboard.codegen.translate.values import NONE, Code, Mask, Value
 from onboard.hf.architecture import text_config
 
 if TYPE_CHECKING:
@@ -103,7 +94,7 @@ def of_filled(owner: Code, attr: str, args: Args, frame: Frame) -> ast.expr | No
     if not getattr(text_config(frame.translator.config), "sliding_window", None) or not decided_here(window, frame):
         return None
     frame.cls.fills_window = True
-    return residual(window)
+    return window.code()
 
 
 def _is_sliding() -> ast.expr:

@@ -14,11 +14,13 @@ import pytest
 
 from onboard.codegen.translate import unrun
 from onboard.codegen.translate.args import Args
-from onboard.codegen.translate.classes import Restart, Translator
+from onboard.codegen.translate.classes import Translator
+from onboard.codegen.translate.object_values import Config
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.prune import prune
-from onboard.codegen.translate.state import ClassState
-from onboard.codegen.translate.values import Code, Config, Value, name
+from onboard.codegen.translate.state import ClassState, Restart
+from onboard.codegen.translate.syntax import name
+from onboard.codegen.translate.values import Code, Value
 
 HEAD = """
 import math

@@ -9,7 +9,8 @@ import pytest
 
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.state import ClassState
-from onboard.codegen.translate.values import PaddingMask, Untranslatable
+from onboard.codegen.translate.syntax import Untranslatable
+from onboard.codegen.translate.values import PaddingMask
 
 Translate = Callable[..., tuple[ClassState, str, str]]
 PARTS = """

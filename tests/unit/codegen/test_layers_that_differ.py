@@ -16,8 +16,10 @@ from onboard.analysis.recognise.probe import probe_rope, probe_rotary
 from onboard.analysis.recognise.recorder import FunctionCall
 from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.classes import Translator
+from onboard.codegen.translate.object_values import Config
 from onboard.codegen.translate.printer import print_block
-from onboard.codegen.translate.values import Code, Config, name
+from onboard.codegen.translate.syntax import name
+from onboard.codegen.translate.values import Code
 
 _COUNT = itertools.count()
 HEAD = """

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
+from onboard.codegen.translate.syntax import Untranslatable
 from onboard.codegen.translate.ties import SharedBlock, shared_blocks
-from onboard.codegen.translate.values import Untranslatable
 from onboard.modeling import tie_weights
 
 

@@ -11,7 +11,8 @@ import torch
 
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.state import ClassState
-from onboard.codegen.translate.values import Code, Known, Mask, Untranslatable, name
+from onboard.codegen.translate.syntax import Untranslatable, name
+from onboard.codegen.translate.values import Code, Known, Mask
 
 Translate = Callable[..., tuple[ClassState, str, str]]
 

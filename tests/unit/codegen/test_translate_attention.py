@@ -17,8 +17,10 @@ import onboard.ops  # noqa: F401
 from onboard.analysis.recognise.position_biases import deviation
 from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.classes import Translator
+from onboard.codegen.translate.object_values import Config
 from onboard.codegen.translate.printer import print_block
-from onboard.codegen.translate.values import Code, Config, Mask, Untranslatable, Value, name
+from onboard.codegen.translate.syntax import Untranslatable, name
+from onboard.codegen.translate.values import Code, Mask, Value
 from onboard.testing.calls import alibi_slopes
 
 HEAD = "import math\nimport torch\nfrom torch import nn\n\n\n"

@@ -1,0 +1,70 @@
+"""Syntax trees: how they are made, compared and renamed."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+
+class Untranslatable(Exception):
+    """A construct that has no translation; the message says which."""
+
+
+def name(identifier: str, store: bool = False) -> ast.Name:
+    """Return a name node."""
+    return ast.Name(identifier, ast.Store() if store else ast.Load())
+
+
+def attribute(owner: ast.expr, *names: str) -> ast.expr:
+    """Return `owner.a.b...`."""
+    for item in names:
+        owner = ast.Attribute(owner, item, ast.Load())
+    return owner
+
+
+def call(function: ast.expr, *args: ast.expr, **keywords: ast.expr) -> ast.Call:
+    """Return a call node."""
+    return ast.Call(function, list(args), [ast.keyword(key, value) for key, value in keywords.items()])
+
+
+def constant(value: Any) -> ast.expr:
+    """Return a literal; values without one are untranslatable."""
+    if isinstance(value, tuple | list):
+        items = [constant(item) for item in value]
+        return ast.Tuple(items, ast.Load()) if isinstance(value, tuple) else ast.List(items, ast.Load())
+    if isinstance(value, slice):
+        return call(name("slice"), constant(value.start), constant(value.stop), constant(value.step))
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return call(name("float"), ast.Constant(str(value)))
+    if value is None or value is Ellipsis or isinstance(value, str | bytes | int | float | bool):
+        return ast.Constant(value)
+    raise Untranslatable(f"a constant of type {type(value).__name__}")
+
+
+def op(op_name: str) -> ast.expr:
+    """Return `torch.ops.onboard.<name>`."""
+    return attribute(name("torch"), "ops", "onboard", op_name)
+
+
+def same_code(first: ast.AST, second: ast.AST) -> bool:
+    """Whether two trees are the same code."""
+    return ast.dump(first) == ast.dump(second)
+
+
+def mentions(tree: ast.AST, variable: str) -> bool:
+    """Whether code reads a variable."""
+    return any(isinstance(node, ast.Name) and node.id == variable for node in ast.walk(tree))
+
+
+def renamed(expr: ast.expr, old: str, new: str) -> ast.expr:
+    """Return code with another name for a variable."""
+    changed: ast.expr = _Rename(old, new).visit(expr)
+    return changed
+
+
+class _Rename(ast.NodeTransformer):
+    def __init__(self, old: str, new: str) -> None:
+        self.old, self.new = old, new
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return name(self.new) if node.id == self.old else node
