@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -19,10 +21,11 @@ from onboard.codegen.config_class import plain_config_class
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
 from onboard.codegen.plain_names import with_plain_names
-from onboard.codegen.translate import causal, chosen, compressed, experts
-from onboard.codegen.translate.blocks import NORMS, Recognised
+from onboard.codegen.translate import chosen, compressed, experts
+from onboard.codegen.translate.all_mechanisms import MECHANISMS
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.emit import ClassText, MethodText, config_of, emit, rope_default
+from onboard.codegen.translate.findings import NORMS, Findings, Recognised
 from onboard.codegen.translate.object_values import Config
 from onboard.codegen.translate.rescaled import LINEAR
 from onboard.codegen.translate.state import ClassState
@@ -110,9 +113,9 @@ def _translated(translator: Translator) -> ClassState:
     try:
         return translator.translate()
     except Untranslatable:
-        if not translator.mask_makers:
+        if not translator.findings.masks:
             raise
-    translator.mask_makers.clear()
+    translator.knows_masks = False
     translator.facts.clear()
     return translator.translate()
 
@@ -122,24 +125,37 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     model = build_tiny(load_config(spec.config))
     if type(model).__name__ != spec.architecture:
         raise OnboardError(f"the spec says {spec.architecture}, its config {type(model).__name__}")
+    return Translator(model, findings_of(spec), MECHANISMS), model
+
+
+def findings_of(spec: ModelSpec) -> Findings:
+    """Return what a spec's blocks and traits say, as the translation reads it."""
+    blocks: dict[str, list[Block]] = defaultdict(list)
+    for block in spec.blocks:
+        blocks[block.kind].append(block)
     kinds = (*NORMS, "gated_rmsnorm", "rotary", experts.KIND, chosen.KIND, *compressed.KINDS)
-    recognised = {b.class_name: Recognised(b.kind, b.parameters) for b in spec.blocks if b.kind in kinds}
-    ropes = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "rope"}
-    dims = {b.class_name: int(b.parameters["unsqueeze_dim"]) for b in spec.blocks if "unsqueeze_dim" in b.parameters}
-    modules = {b.class_name: b.parameters for b in spec.blocks if b.kind == "scan_module"}
-    scans = {b.class_name: str(b.parameters["op"]) for b in spec.blocks if b.kind == "scan"}
-    latents = {b.class_name: b.parameters for b in spec.blocks if b.kind == "attention" and b.parameters.get("expand")}
-    bias = spec.traits.get("position_bias")
-    alibi = bias is not None and bias.value == "alibi"
-    translator = Translator(model, recognised, ropes, scans, latents, dims, spec.eager, alibi=alibi)
-    translator.scan_modules |= modules
-    tables = {b.class_name: b.parameters.get("table_dims") for b in spec.blocks if b.kind == "rope"}
-    translator.rope_tables |= {name: int(dims) for name, dims in tables.items() if dims is not None}
-    for block in (b for b in spec.blocks if b.kind == "loop"):
-        translator.loops.setdefault(block.class_name, []).append(block.parameters)
-    masks = {b.class_name: b.parameters.get("returns", ["added"]) for b in spec.blocks if b.kind == "mask"}
-    translator.mask_makers |= {name: causal.made(kinds) for name, kinds in masks.items()}
-    return translator, model
+    bias, tables = spec.traits.get("position_bias"), _parameters(blocks["rope"], "table_dims")
+    loops: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for block in blocks["loop"]:
+        loops[block.class_name].append(block.parameters)
+    return Findings(
+        recognised={b.class_name: Recognised(b.kind, b.parameters) for b in spec.blocks if b.kind in kinds},
+        ropes=_parameters(blocks["rope"], "op"),
+        rope_dims=_parameters(spec.blocks, "unsqueeze_dim"),
+        rope_tables={name: int(dims) for name, dims in tables.items() if dims is not None},
+        scans=_parameters(blocks["scan"], "op"),
+        scan_modules={b.class_name: b.parameters for b in blocks["scan_module"]},
+        loops=loops,
+        latents={b.class_name: b.parameters for b in blocks["attention"] if b.parameters.get("expand")},
+        masks={b.class_name: b.parameters.get("returns", ["added"]) for b in blocks["mask"]},
+        eager=spec.eager,
+        alibi=bias is not None and bias.value == "alibi",
+    )
+
+
+def _parameters(blocks: Sequence[Block], key: str) -> dict[str, Any]:
+    """Return one parameter of the blocks that have it, by class."""
+    return {block.class_name: block.parameters[key] for block in blocks if key in block.parameters}
 
 
 def _check_identifiers(spec: ModelSpec) -> None:
@@ -182,7 +198,7 @@ def _plain(text: str | None) -> str:
 
 
 def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
-    recognised = translator.recognised.get(item.name)
+    recognised = translator.findings.recognised.get(item.name)
     if recognised is not None and recognised.kind == "rotary":
         return _rotary(item, recognised, spec, translator)
     block = next((b for b in spec.blocks if b.class_name == item.name), None)

@@ -2,7 +2,7 @@
 
 | file | holds |
 |---|---|
-| `values.py` | what is known of a value while code is evaluated |
+| `values.py`, `object_values.py`, `holes.py` | what is known of a value while code is evaluated; objects of the program; what calls give |
 | `frame.py` | a function under evaluation: its variables and what is left of it |
 | `evaluate.py`, `execute.py`, `assign.py` | expressions, statements, assignments |
 | `comprehensions.py`, `lists.py` | comprehensions and loops' variables; lists that loops fill |

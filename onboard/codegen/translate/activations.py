@@ -10,9 +10,10 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from onboard.analysis.source import module_source
-from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.frame import Frame, Mechanism
+from onboard.codegen.translate.object_values import Global
 from onboard.codegen.translate.syntax import constant, name
-from onboard.codegen.translate.values import Code
+from onboard.codegen.translate.values import Code, Value
 
 
 def activation(table: Mapping[Any, Any], index: Code, frame: Frame) -> Code | None:
@@ -39,3 +40,14 @@ def _same(one: nn.Module, other: nn.Module) -> bool:
         for item in (one, other)
     ]
     return type(one) is type(other) and options[0] == options[1] and not list(one.parameters())
+
+
+class Activations(Mechanism):
+    """Tables of activations."""
+
+    def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+        """The entry of a table."""
+        match owner, index:
+            case Global(obj=dict() as table), Code(static=True):
+                return activation(table, index, frame)
+        return None

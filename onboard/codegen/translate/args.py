@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from typing import Any
 
 from onboard.codegen.translate.values import Code, Known, Value
 
@@ -38,3 +39,9 @@ def plain_call(function: ast.expr, args: Args, static: bool = False) -> Code:
     """Return a call that stays as it is."""
     positional, keywords = args.code()
     return Code(ast.Call(function, positional, keywords), static)
+
+
+def is_static_call(function: Any, args: Args) -> bool:
+    """Whether a call depends on config and constants only: PyTorch's functions make tensors."""
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return args.static() and not str(module).startswith("torch")

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
-from onboard.codegen.translate import causal, objects, rescaled
-from onboard.codegen.translate.evaluate import bind_result, code, evaluate, settle
+from onboard.codegen.translate import objects
 from onboard.codegen.translate.forms import COMPLEX, MAYBE
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.holes import Hole, Result
@@ -25,7 +24,7 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
         case ast.Tuple(elts=targets) | ast.List(elts=targets):
             _unpack(targets, value, frame, origin)
         case ast.Attribute(value=ast.Name(id="self"), attr=attr):
-            store_attribute(attr, settle(value, frame), frame, origin)
+            store_attribute(attr, frame.settle(value), frame, origin)
         case ast.Attribute(value=owner, attr=attr) if _is_so_already(owner, attr, value, frame):
             return
         case ast.Attribute(attr="generation_config"):
@@ -33,12 +32,12 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
         case ast.Attribute(value=owner, attr=attr) if _states_a_fact(owner, attr, value, frame):
             return
         case ast.Attribute(value=owner, attr=attr) if _takes_away(owner, value, frame):
-            path = code(owner, frame)
+            path = frame.code(owner)
             frame.emit(ast.Assign([ast.Attribute(path, attr, ast.Store())], ast.Constant(None)), origin)
         case ast.Attribute(value=ast.Name(id=variable), attr=attr) if _is_copied_config(variable, frame):
-            _change_config(variable, attr, settle(value, frame), frame, origin)
+            _change_config(variable, attr, frame.settle(value), frame, origin)
         case ast.Subscript():
-            _store_item(target, settle(value, frame), frame, origin)
+            _store_item(target, frame.settle(value), frame, origin)
         case _:
             raise Untranslatable(f"an assignment to {ast.unparse(target)}")
 
@@ -46,12 +45,12 @@ def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None
 def _states_a_fact(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
     """Whether `config.attr = value` says what every generated model takes for granted."""
     fact = objects.CONFIG_FACTS.get(attr)
-    return isinstance(evaluate(owner, frame), Config) and isinstance(value, Known) and value.value is fact
+    return isinstance(frame.evaluate(owner), Config) and isinstance(value, Known) and value.value is fact
 
 
 def _is_so_already(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
     """Whether a forward forgets what it would have kept for the next call: nothing, where there is no cache."""
-    module = evaluate(owner, frame) if frame.kind != "init" and value.equals(NONE) else NONE
+    module = frame.evaluate(owner) if frame.kind != "init" and value.equals(NONE) else NONE
     if not isinstance(module, Instance) or not all(map(frame.translator.translates, module.classes)):
         return False
     return all(state.attributes.get(attr, module).equals(NONE) for state in frame.translator.reached(module))
@@ -60,7 +59,7 @@ def _is_so_already(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bo
 def _takes_away(owner: ast.expr, value: Value, frame: Frame) -> bool:
     """Whether `__init__` takes a part (a norm's bias) away from a module that it made."""
     nothing = isinstance(value, Known) and value.value is None
-    return nothing and frame.kind == "init" and isinstance(evaluate(owner, frame), Instance)
+    return nothing and frame.kind == "init" and isinstance(frame.evaluate(owner), Instance)
 
 
 def _is_copied_config(variable: str, frame: Frame) -> bool:
@@ -81,24 +80,24 @@ def _change_config(variable: str, attr: str, value: Value, frame: Frame, origin:
 
 def _store_name(variable: str, value: Value, frame: Frame, origin: ast.AST) -> None:
     if not isinstance(value, Result):
-        frame.bind(variable, causal.stands_at_run_time(value) or value, origin)
+        frame.bind(variable, frame.mechanisms.stored(value) or value, origin)
         return
     if value.is_plain_tuple:
         frame.bind(variable, Code(value.expr), origin)
         return
     names = [f"{variable}_{index}" for index in range(value.holes)]
-    frame.env.values[variable] = bind_result(value, names, frame, origin)
+    frame.env.values[variable] = frame.bind_result(value, names, origin)
 
 
 def _unpack(targets: list[ast.expr], value: Value, frame: Frame, origin: ast.AST) -> None:
     if isinstance(value, Result) and (names := _hole_names(targets, value)) is not None:
-        bound = bind_result(value, names, frame, origin)
+        bound = frame.bind_result(value, names, origin)
         assert isinstance(bound, Items)
         for target, item in zip(targets, bound.items, strict=True):
             assert isinstance(target, ast.Name)
             frame.env.values[target.id] = item
         return
-    value = settle(value, frame)
+    value = frame.settle(value)
     match value:
         case Items(items=items) if len(items) == len(targets):
             _unpack_items(targets, items, frame, origin)
@@ -185,7 +184,7 @@ def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | Non
         if value.equals(NONE) and frame.cls is not None and frame.cls.attributes.get(attr, Self()).equals(NONE):
             return  # what one call would keep for the next
         raise Grows(f"forward assigns self.{attr}")
-    value = rescaled.divided(attr, value, frame)
+    value = frame.mechanisms.set_attribute(attr, value, frame) or value
     path = attribute(name("self"), attr)
     assert isinstance(path, ast.Attribute)
     target = ast.Attribute(path.value, attr, ast.Store())
@@ -215,7 +214,7 @@ def _at(value: Value, path: ast.expr) -> Value:
 
 
 def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.AST) -> None:
-    owner, key = evaluate(target.value, frame), evaluate(target.slice, frame)
+    owner, key = frame.evaluate(target.value), frame.evaluate(target.slice)
     computed = isinstance(owner, Mapping) and not owner.items and not isinstance(key, Known)
     if isinstance(value, Mask) and isinstance(target.value, ast.Name) and (isinstance(owner, Mask) or computed):
         frame.env.values[target.value.id] = value  # a dict of masks is as good as a mask
@@ -230,7 +229,7 @@ def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.A
             raise Widened(target.value.id)
         frame.bind(target.value.id, Code(owner.code()), origin)
         owner = frame.env.values[target.value.id]
-    index = code(target.slice, frame) if not isinstance(target.slice, ast.Slice) else target.slice
+    index = frame.code(target.slice) if not isinstance(target.slice, ast.Slice) else target.slice
     frame.emit(ast.Assign([ast.Subscript(owner.code(), index, ast.Store())], value.code()), origin)
     if isinstance(owner, ModuleList) and isinstance(value, Instance):
         place = ast.unparse(target.value)

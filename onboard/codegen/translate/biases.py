@@ -9,17 +9,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.forms import KEYS
+from onboard.codegen.translate.frame import Frame, Mechanism
 from onboard.codegen.translate.syntax import Untranslatable, attribute, call
 from onboard.codegen.translate.values import Code, Known, Value
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.args import Args
-    from onboard.codegen.translate.frame import Frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +36,7 @@ _ROUNDS = {"half", "bfloat16"}
 
 def counted(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Code | None:
     """Return `torch.arange(...)` of a number of keys that the config says, in steps of one."""
-    if obj is not torch.arange or not frame.translator.alibi or len(args.positional) > 2:
+    if obj is not torch.arange or not frame.translator.findings.alibi or len(args.positional) > 2:
         return None
     positional, keywords = args.code()
     return Code(ast.Call(expr, positional, keywords), form=KEYS)
@@ -87,11 +85,6 @@ def _vector(slopes: ast.expr) -> ast.expr:
     return call(attribute(slopes, "flatten"))
 
 
-def method(attr: str) -> bool:
-    """Whether a method of a bias leaves its slopes as they are."""
-    return attr in _SHAPES
-
-
 def keeps_heads(index: ast.expr) -> bool:
     """Whether an index takes no head away and no other step through the keys."""
     items: Sequence[ast.expr] = index.elts if isinstance(index, ast.Tuple) else [index]
@@ -107,3 +100,27 @@ def _is_none(item: ast.expr) -> bool:
 
 def _is_plain_slice(item: ast.expr) -> bool:
     return isinstance(item, ast.Slice) and item.step is None
+
+
+class PositionBiases(Mechanism):
+    """Biases that are linear in the key's position."""
+
+    def subscript(self, owner: Value, index: ast.expr, frame: Frame) -> Value | None:
+        """A bias of fewer keys."""
+        return owner if isinstance(owner, KeyBias) and keeps_heads(index) else None
+
+    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+        """Slopes times keys, biases times numbers."""
+        return combined(op, left, right)
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """Counted keys."""
+        return counted(function, expr, args, frame)
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """Keys and biases in other shapes."""
+        if isinstance(owner, KeyBias):
+            if attr not in _SHAPES:
+                raise Untranslatable(f"a bias of positions and its {attr}")
+            return owner
+        return key_method(owner, attr, args) if isinstance(owner, Code) and owner.form == KEYS else None

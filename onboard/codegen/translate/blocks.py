@@ -3,44 +3,20 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from onboard.analysis.source import ModuleSource
 from onboard.codegen.translate import chosen, compressed, experts
+from onboard.codegen.translate.findings import Recognised
 from onboard.codegen.translate.forms import COMPLEX
+from onboard.codegen.translate.frame import Frame, Mechanism, Program
 from onboard.codegen.translate.holes import Hole
+from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.values import Value
 from onboard.render import render
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.state import Routine
-
-NORMS = ("rmsnorm", "layernorm", "l2norm")
-
-
-@dataclass(frozen=True)
-class Recognised:
-    """How a class is generated: the kind of its block and the parameters of the kind's template."""
-
-    kind: str
-    parameters: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def own_init(self) -> bool:
-        """Whether the template writes `__init__`, too."""
-        return self.kind == "rotary"
-
-    @property
-    def last_dimension_only(self) -> bool:
-        """Whether the block treats all dimensions but the last alike, so that swapping these does not matter."""
-        return self.kind in NORMS and not self.parameters.get("per_head")
 
 
 def forward(recognised: Recognised, node: ast.FunctionDef, source: ModuleSource) -> Routine:
     """Return the forward of a recognised block from its template; a rotary class is rendered later."""
-    from onboard.codegen.translate.state import Routine
-
     inputs = [item.arg for item in node.args.args[1:]]
     if recognised.kind == "rotary":
         form = COMPLEX if recognised.parameters["style"] == COMPLEX else None
@@ -67,3 +43,16 @@ def _shape(recognised: Recognised) -> tuple[Value, int]:
     if recognised.kind == compressed.COMPRESSOR:
         return compressed.shape(recognised.parameters), 2
     return Hole(0, like=chosen.Chosen(ast.Constant(None)) if recognised.kind == chosen.KIND else None), 1
+
+
+class Templates(Mechanism):
+    """Blocks that are generated from templates."""
+
+    def forward(self, cls: ClassState, node: ast.FunctionDef, frame: Frame) -> Routine | None:
+        """The forward of such a block."""
+        found = frame.translator.findings.recognised.get(cls.cls.__name__)
+        return None if found is None else forward(found, node, frame.source)
+
+    def init_body(self, cls: ClassState, body: list[ast.stmt], program: Program) -> list[ast.stmt] | None:
+        """The constructor of experts."""
+        return experts.init_body(body, cls.cls.__name__, program.findings.recognised)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from onboard.codegen.translate import indexer, objects
+from onboard.codegen.translate import objects
 from onboard.codegen.translate.args import Args, plain_call
+from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.object_values import Config, Global, Self, Super
 from onboard.codegen.translate.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.values import NONE, Code, Items, Known, Mapping, Mask, Value
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.frame import Frame
 
 
 def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
@@ -86,7 +84,7 @@ def _listing(kind: type) -> Callable[[ast.expr, Args, Frame], Value]:
 def _smallest(expr: ast.expr, args: Args, frame: Frame) -> Value:
     """Return `min(a, b)`; of sizes that are symbols in an exported graph it must not compare them."""
     if len(args.positional) == 2 and not args.static():
-        return indexer.at_most(args, plain_call(attribute(name("torch"), "sym_min"), args).expr)
+        return plain_call(attribute(name("torch"), "sym_min"), args)
     return _fold(min)(expr, args, frame)
 
 

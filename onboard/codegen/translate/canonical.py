@@ -6,17 +6,19 @@ import ast
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
+from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
 
 from onboard.codegen.translate import chosen, compressed
+from onboard.codegen.translate.args import Args, plain_call
+from onboard.codegen.translate.frame import Frame, Mechanism
 from onboard.codegen.translate.holes import Hole, Result
-from onboard.codegen.translate.syntax import Untranslatable, attribute, call, constant, op, same_code
+from onboard.codegen.translate.object_values import AttentionInterface, Global, Instance, Made
+from onboard.codegen.translate.syntax import Untranslatable, attribute, call, constant, name, op, same_code
 from onboard.codegen.translate.values import NONE, Code, Half, Items, Known, Mask, Value, untransposed
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.args import Args
+from onboard.codegen.translate.windows import with_window
 
 NORMS = (nn.LayerNorm,)
 """PyTorch's norms that generated files have a subclass of, of the same name, which calls the canonical op."""
@@ -131,3 +133,40 @@ def _tables(op_name: str, tables: list[Value]) -> list[ast.expr]:
         case [Half(whole=first, part=0), Half(whole=second, part=1)] if same_code(first.expr, second.expr):
             return [first.expr]
     raise Untranslatable("interleaved RoPE whose cos and sin do not come from the rotary embedding")
+
+
+class CanonicalOps(Mechanism):
+    """Attention by transformers' interface, RoPE, PyTorch's norms."""
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """Helpers that apply RoPE, and constructors of norms."""
+        if function in NORMS and args.positional and not isinstance(args.positional[0], Items):
+            frame.translator.own_norms.add(function.__name__)
+            norm = Made(function, {"canonical": Known(True)})
+            return Instance((norm,), plain_call(name(function.__name__), args).expr)
+        found = frame.translator.findings
+        if not inspect.isfunction(function) or function.__name__ not in found.ropes:
+            return None
+        dims = found.rope_dims.get(function.__name__), found.rope_tables.get(function.__name__)
+        return rope(function, found.ropes[function.__name__], args, *dims)
+
+    def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
+        """Attention, and a norm of the last dimension."""
+        match callee, args.positional:
+            case AttentionInterface(), _:
+                return attention(with_window(args, frame))
+            case Instance(made=made), [Code(transposed=True) as only] if all("canonical" in m.arguments for m in made):
+                return Code(ast.Call(callee.code(), [only.expr], []), transposed=True)
+        return None
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """The choice of an implementation of attention."""
+        dispatch = isinstance(owner, Global) and isinstance(owner.obj, HFAttentionInterface)
+        return AttentionInterface() if dispatch and attr in ("get_interface", "get") else None
+
+    def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+        """The eager one of a table of attention classes."""
+        match owner, index:
+            case Global(obj=dict() as table), Known(value=key) if "eager" in table and key not in table:
+                return Global(table["eager"], name(table["eager"].__name__))
+        return None

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
+from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.forms import CHUNKED
-from onboard.codegen.translate.object_values import Global
+from onboard.codegen.translate.frame import Frame, Mechanism
+from onboard.codegen.translate.object_values import Global, MaskMaker
 from onboard.codegen.translate.syntax import Untranslatable, attribute, call, constant, name
-from onboard.codegen.translate.values import NONE, Code, Items, Known, Mapping, Mask, Value
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.values import NONE, Code, Items, Known, Mapping, Mask, PaddingMask, Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +32,6 @@ def made(kinds: Sequence[str]) -> Value:
     """Return what a function returns that makes masks of these kinds, as `analysis.masks` names them."""
     values: dict[str, Value] = {"added": Mask(), "seen": Seen(), "ones": Ones()}
     return values[kinds[0]] if len(kinds) == 1 else Items(tuple(values[kind] for kind in kinds))
-
-
-def leaves(op: ast.operator, right: Value) -> bool:
-    """Whether `x op right` is x."""
-    return isinstance(op, ast.Mult) and isinstance(right, Ones)
 
 
 def mask_attribute(attr: str) -> Value | None:
@@ -92,3 +87,73 @@ def stands_at_run_time(value: Value) -> Code | None:
     parts = [NONE if isinstance(item, Mask) else item for item in masks]
     keys: list[ast.expr | None] = [ast.Constant(key) for key in value.items]
     return Code(ast.Dict(keys, [each.code() for each in parts]), form=f"dict of {CHUNKED}")
+
+
+_OF_MASKS = {"to", "bool", "type", "contiguous", "view", "expand_as", "unsqueeze"}
+
+
+class Padding(Mechanism):
+    """Masks of padding, of which there is none: all ones."""
+
+    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+        """`x * ones` is x."""
+        return left if isinstance(op, ast.Mult) and isinstance(right, Ones) else None
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """In another shape or dtype it is the same."""
+        return owner if isinstance(owner, Ones) and attr in _OF_MASKS else None
+
+
+class CausalMasks(Mechanism):
+    """Causal masks, which the canonical ops have by themselves."""
+
+    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+        """A tensor to which a mask is added is filled behind each query."""
+        added = isinstance(op, ast.Add) and isinstance(right, Mask)
+        return masked(left) if added and isinstance(left, Code) and not left.static else None
+
+    def compare(self, op: ast.cmpop, left: Value, right: Value) -> Value | None:
+        """A mask of hidden keys."""
+        return hidden(op, left, right)
+
+    def attribute(self, owner: Value, attr: str, frame: Frame) -> Value | None:
+        """What is known of a mask without one."""
+        return mask_attribute(attr) if isinstance(owner, Mask) else None
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """Functions that make masks, as the analysis found."""
+        return _found(function.__name__, frame) if inspect.isfunction(function) else None
+
+    def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value | None:
+        """Methods that make masks."""
+        return _found(attr, frame)
+
+    def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
+        """Functions of transformers that make masks."""
+        match callee:
+            case MaskMaker(chunked=True):
+                return same_chunk(args.keywords, frame)
+            case MaskMaker(padding=padding):
+                return PaddingMask() if padding else Mask()
+        return None
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """One of a dict of masks, or a mask in another shape or dtype, is a mask."""
+        match owner:
+            case Mask() if attr == "get" or attr in _OF_MASKS:
+                return owner
+            case Mapping(items=items) if attr == "get" and items and all(isinstance(v, Mask) for v in items.values()):
+                match args.positional:
+                    case [Known(value=key), *_] if key is not None:
+                        return None
+                return PaddingMask()
+        return None
+
+    def stored(self, value: Value) -> Value | None:
+        """A dict of masks, one of which exists at run time."""
+        return stands_at_run_time(value)
+
+
+def _found(function: str, frame: Frame) -> Value | None:
+    kinds = frame.translator.findings.masks.get(function) if frame.translator.knows_masks else None
+    return None if kinds is None else made(kinds)

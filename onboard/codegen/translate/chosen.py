@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from onboard.codegen.translate.args import Args
+from onboard.codegen.translate.frame import Frame, Mechanism
 from onboard.codegen.translate.values import Code, Mask, Value
 
 KIND = "block_indexer"
@@ -46,3 +47,15 @@ def narrowed(mask: Mask, attr: str, args: Args) -> ChosenMask | None:
 def indices(mask: object) -> Chosen | None:
     """Return what a mask shows of the keys; None where it shows all."""
     return mask.chosen if isinstance(mask, ChosenMask) else None
+
+
+class ChosenKeys(Mechanism):
+    """Attention to chosen keys."""
+
+    def unary(self, op: ast.unaryop, operand: Value) -> Value | None:
+        """The keys that are not chosen."""
+        return inverted(op, operand)
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """A mask of those that are."""
+        return narrowed(owner, attr, args) if isinstance(owner, Mask) else None

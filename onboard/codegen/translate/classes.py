@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Collection
-from collections.abc import Mapping as MappingABC
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from torch import nn
 
-from onboard.analysis.recognise.rescaled import settled
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.analysis.tiny.tiny_model import counts_positions
-from onboard.codegen.translate import blocks, cleanup, composite, experts, latent, objects, supers, unrun, windows
+from onboard.codegen.translate import cleanup, composite, objects, supers, unrun
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.assign import refuse_growth
 from onboard.codegen.translate.calls import call_value
-from onboard.codegen.translate.compressed import owned
-from onboard.codegen.translate.convolutions import convolved, padded
 from onboard.codegen.translate.decisions import own_arguments
+from onboard.codegen.translate.evaluate import evaluate
 from onboard.codegen.translate.execute import RAISES, execute
 from onboard.codegen.translate.facts import (
     all_bound,
@@ -36,7 +32,8 @@ from onboard.codegen.translate.facts import (
     join_facts,
     sets_attributes,
 )
-from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.findings import Findings
+from onboard.codegen.translate.frame import Frame, Mechanism, Program
 from onboard.codegen.translate.holes import Result, fill
 from onboard.codegen.translate.inline import absent, call_autograd, defaults, inline
 from onboard.codegen.translate.object_values import Config, Instance, Made, Method, Self
@@ -54,56 +51,24 @@ from onboard.codegen.translate.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.values import NONE, Code, Mapping, Value, untransposed
 
 
-class Translator:
+class Translator(Program):
     """Translates everything that a causal language model class reaches.
 
     Args:
         model: a tiny instance; it decides branches of which only one side has a translation.
-        recognised: what the analysis found: class name -> how its block is generated.
-        rope_ops: helper function name -> canonical op.
-        scans: helper function name -> canonical op of a recurrent mixer.
-        rope_dims: helper function name -> where it gives complex numbers the dimension of heads.
-        latents: class name of latent attention -> what `analysis.mixers.probe_latent_attention` found.
-        eager: paths of a composite's towers, which the generated model leaves out.
-        alibi: attention has a bias that is linear in the key's position.
+        findings: what the analysis says of the model's classes and functions.
+        mechanisms: what modeling code has besides plain Python, as one.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        recognised: MappingABC[str, blocks.Recognised],
-        rope_ops: MappingABC[str, str],
-        scans: MappingABC[str, str] | None = None,
-        latents: MappingABC[str, MappingABC[str, str]] | None = None,
-        rope_dims: MappingABC[str, int] | None = None,
-        eager: Collection[str] = (),
-        *,
-        alibi: bool = False,
-    ) -> None:
+    def __init__(self, model: nn.Module, findings: Findings | None = None, mechanisms: Mechanism | None = None) -> None:
         self.model = model
         self.config: Any = model.config
-        self.recognised = recognised
-        self.rope_ops = rope_ops
-        self.scans = scans or {}
-        self.latents = latents or {}
-        self.eager = eager
-        self.rope_dims = rope_dims or {}
-        self.rope_tables: dict[str, int] = {}
-        """Helpers that apply RoPE and take its tables whole -> the tables' dimensions."""
-        self.settled = settled(model)
-        self.scan_modules: dict[str, MappingABC[str, Any]] = {}
-        """Class name -> the canonical op that its modules, which have no weights, are."""
-        self.loops: dict[str, list[dict[str, Any]]] = {}
-        """Class name -> the loops in its methods that are canonical ops."""
-        self.mask_makers: dict[str, Value] = {}
-        """Functions and methods that make the causal mask, and what they return."""
-        self.alibi = alibi
+        self.findings = findings or Findings()
+        self.mechanisms = mechanisms or Mechanism()
+        self.knows_masks = True
         self.specialised = False
-        """Branches on the config are decided, and guarded, as this config has them."""
         self.pairs_positions = False
-        """Distances were found between positions that transformers counts, which tell nothing of the batch."""
         self.writes_positions = False
-        """Counted positions stay `torch.arange`, as they are written."""
         self.facts: dict[tuple[str, str], dict[str, Value]] = {}
         self.shared: dict[tuple[type, str], set[str]] = {}
         """Parameters that a method takes because other classes' methods, which are called in its place, need them."""
@@ -120,9 +85,7 @@ class Translator:
         self.functions: dict[str, Routine] = {}
         self.globals: dict[str, tuple[Any, ModuleSource]] = {}
         self.windowed: set[ClassState] = set()
-        """Classes with code that makes masks with a window."""
         self.own_norms: set[str] = set()
-        """Names of `canonical.NORMS` that the file needs its own subclass of."""
 
     def translate(self) -> ClassState:
         """Translate the model's class and all that it reaches: for every config or, where that fails, for this one."""
@@ -157,7 +120,7 @@ class Translator:
         given = {key: Code(name(key)) for key in ("input_ids", "position_ids")}
         self._method(state, "forward", Args([], dict(given), []))
         unrun.reach(self)
-        windows.guard(self)
+        self.mechanisms.finish(self)
         return state
 
     def remember_global(self, identifier: str, obj: Any, source: ModuleSource) -> None:
@@ -172,9 +135,9 @@ class Translator:
         """Whether a function is translated from its source."""
         return inspect.isfunction(obj) and not obj.__module__.startswith("torch")
 
-    def rope_op(self, obj: Any) -> str | None:
-        """Return the canonical op of a helper function that applies RoPE."""
-        return self.rope_ops.get(obj.__name__) if inspect.isfunction(obj) else None
+    def evaluate(self, node: ast.expr, frame: Frame) -> Value:
+        """Return what is known of an expression's value."""
+        return evaluate(node, frame)
 
     def reached(self, module: Instance) -> list[ClassState]:
         """Return the states of a module's classes; how it is made becomes facts of theirs."""
@@ -184,7 +147,7 @@ class Translator:
             assert found is not None
             self._learn(("init", made.cls.__qualname__), found[1], made.arguments, made.cls in self.states)
             if made.cls not in self.states:
-                self.states[made.cls] = ClassState(made.cls, self)
+                self.states[made.cls] = ClassState(made.cls)
                 self._evaluate_init(self.states[made.cls])
             states.append(self.states[made.cls])
         return list(dict.fromkeys(states))
@@ -233,7 +196,7 @@ class Translator:
         """Return the result of calling a submodule, or one of its methods."""
         torch_classes = [cls for cls in module.classes if not self.translates(cls)]
         if len(torch_classes) == len(module.classes):
-            return self._call_torch_module(module, args, frame)
+            return self._call_torch_module(module, args)
         own = replace(module, made=tuple(made for made in module.made if self.translates(made.cls)))
         states = self.reached(own)
         routines = [self._method(state, attr, args) for state in states]
@@ -247,7 +210,7 @@ class Translator:
             if (plain := same_code_of(results)) is not None:
                 return plain
             raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
-        return owned(results[0], module)
+        return self.mechanisms.given(results[0], module) or results[0]
 
     def _share_parameters(self, states: list[ClassState], attr: str, routines: list[Routine], args: Args) -> None:
         """What one class of a module that may be of several needs of a call, the others take, too, where they can."""
@@ -261,20 +224,13 @@ class Translator:
         if any(lacking.values()):
             raise Restart
 
-    def _call_torch_module(self, module: Instance, args: Args, frame: Frame) -> Value:
-        match args.positional:
-            case [Code(transposed=True) as only] if all("canonical" in made.arguments for made in module.made):
-                return Code(ast.Call(module.expr, [only.expr], []), transposed=True)  # a norm of the last dimension
-        if set(module.classes) == {nn.ZeroPad2d}:
-            return padded(module, args, frame)
+    def _call_torch_module(self, module: Instance, args: Args) -> Value:
         called = plain_call(module.expr, args)
-        if all(issubclass(cls, nn.Embedding) for cls in module.classes):
-            return looked_up(called, args)
-        return convolved(module, called, args) if set(module.classes) == {nn.Conv1d} else called
+        return looked_up(called, args) if all(issubclass(cls, nn.Embedding) for cls in module.classes) else called
 
     def _keeps_order(self, module: Instance, args: Args) -> bool:
         """Whether a module works on the last dimension alone and its only argument is transposed."""
-        kinds = [self.recognised.get(cls.__name__) for cls in module.classes]
+        kinds = [self.findings.recognised.get(cls.__name__) for cls in module.classes]
         values = (*args.positional, *args.keywords.values())
         pointwise = all(kind is not None and kind.last_dimension_only for kind in kinds)
         return pointwise and len(values) == 1 and isinstance(values[0], Code) and values[0].transposed
@@ -283,15 +239,13 @@ class Translator:
         """Return `self.attr(...)`."""
         state = frame.cls or frame.caller
         assert state is not None
-        value = state.attribute(attr, name("self"), frame)
+        value = objects.attribute_of(state, attr, name("self"), frame)
         if not isinstance(value, Method):
             return call_value(value, args, frame)
-        if attr in self.mask_makers:
-            return self.mask_makers[attr]
+        if (known_as := self.mechanisms.call_own_method(attr, args, frame)) is not None:
+            return known_as
         if attr == "register_buffer" and frame.kind == "init":
             return supers.register_buffer(args, frame)
-        if (names := latent.names_of(frame)) is not None and names["expand"] == attr:
-            return latent.expand(names, args)
         if attr == "get_input_embeddings" and (embeddings := composite.input_embeddings(frame)) is not None:
             return embeddings
         found = find_method(state.cls, attr)
@@ -321,8 +275,6 @@ class Translator:
 
     def call_function(self, function: Any, args: Args, frame: Frame) -> Value:
         """Return a helper's result: inline when it comes down to an expression, else as a call of its translation."""
-        if function.__name__ in self.mask_makers:
-            return self.mask_makers[function.__name__]
         source = module_source(function.__module__)
         node = source.functions.get(function.__name__)
         if node is None:
@@ -350,12 +302,12 @@ class Translator:
         frame.env.values["self"] = Self()
         facts = self.facts["init", state.cls.__qualname__]
         frame.env.values.update(defaults(node, frame) | as_parameters(facts))
-        if not (recognised := self.recognised.get(state.cls.__name__)) or not recognised.own_init:
+        if not (recognised := self.findings.recognised.get(state.cls.__name__)) or not recognised.own_init:
             execute(node.body, frame)
         prefix = "self."
         state.attributes = {k.removeprefix(prefix): v for k, v in frame.env.values.items() if k.startswith(prefix)}
-        body = experts.init_body(frame.out, state.cls.__name__, self.recognised)
-        state.init = Routine(node, frame.source, body=body)
+        body = self.mechanisms.init_body(state, frame.out, self)
+        state.init = Routine(node, frame.source, body=frame.out if body is None else body)
 
     def _method(self, state: ClassState, attr: str, args: Args) -> Routine:
         """Return the translation of a method, made with the facts of all its uses."""
@@ -369,8 +321,9 @@ class Translator:
         self._learn(key, node, {**bound, **rest}, attr in state.methods)
         if attr not in state.methods:
             frame = Frame(self, module_source(owner.__module__), "forward", state, owner)
-            if (recognised := self.recognised.get(state.cls.__name__)) is not None and attr == "forward":
-                state.methods[attr] = blocks.forward(recognised, node, frame.source)
+            made = self.mechanisms.forward(state, node, frame) if attr == "forward" else None
+            if made is not None:
+                state.methods[attr] = made
                 unrun.reach_parts(state, frame)
             else:
                 frame.env.values["self"] = Self()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
+from onboard.codegen.translate import objects
+from onboard.codegen.translate.args import Args
+from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.object_values import Config, Self
 from onboard.codegen.translate.syntax import attribute
 from onboard.codegen.translate.values import Value
 from onboard.hf import architecture
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.args import Args
-    from onboard.codegen.translate.frame import Frame
 
 
 def text_config(config: Config) -> Config:
@@ -51,8 +50,6 @@ def chosen_class(obj: Any, args: Args) -> type[nn.Module] | None:
 
 def input_embeddings(frame: Frame) -> Value | None:
     """Return what `self.get_input_embeddings()` is, as a path from `self`; None where transformers finds none."""
-    from onboard.codegen.translate import objects
-
     assert frame.cls is not None
     modules = [module for module in frame.translator.model.modules() if type(module) is frame.cls.cls]
     paths = {_path_of(module) for module in modules}

@@ -22,8 +22,6 @@ def comprehension(
 
     `before` are assignments that come before each element, whose values are written where they are read.
     """
-    from onboard.codegen.translate.evaluate import evaluate
-
     generator = _only_loop(node, frame)
     if (items := _known_items(generator, frame)) is not None and not before:
         return _unrolled(node.elt, generator.target, items, frame)
@@ -31,8 +29,8 @@ def comprehension(
     with frame.branch(env) as statements:
         for assignment in before:
             _substitute(assignment, frame)
-        element = evaluate(node.elt, frame)
-        tests = [evaluate(item, frame).code() for item in generator.ifs]
+        element = frame.evaluate(node.elt)
+        tests = [frame.evaluate(item).code() for item in generator.ifs]
     _check_pure(statements, node, frame)
     expr = type(node)(element.code(), [ast.comprehension(generator.target, over, tests, 0)])
     if isinstance(element, Instance):
@@ -42,21 +40,19 @@ def comprehension(
 
 def dict_comprehension(node: ast.DictComp, frame: Frame) -> Value:
     """Return `{key: value for ...}`; one of masks is as good as a mask."""
-    from onboard.codegen.translate.evaluate import evaluate, settle
-
     generator = _only_loop(node, frame)
     if (known := dicts.unrolled(node, frame)) is not None:
         return known
     over, env = _loop_variables(generator, frame)
     with frame.branch(env) as statements:
-        key, value = evaluate(node.key, frame).code(), evaluate(node.value, frame)
-        value = Code(value.expr) if isinstance(value, Result) and value.is_plain_tuple else settle(value, frame)
-        tests = [evaluate(item, frame).code() for item in generator.ifs]
+        key, value = frame.evaluate(node.key).code(), frame.evaluate(node.value)
+        value = Code(value.expr) if isinstance(value, Result) and value.is_plain_tuple else frame.settle(value)
+        tests = [frame.evaluate(item).code() for item in generator.ifs]
     if isinstance(value, Mask):
         return value if not isinstance(value, PaddingMask) else PaddingMask()
     _check_pure(statements, node, frame)
     if (original := dicts.copied(node, key, value)) is not None:
-        return evaluate(original, frame)
+        return frame.evaluate(original)
     form = f"dict of {value.form or MAYBE}" if isinstance(value, Code) and (value.form or value.optional) else None
     loop = ast.comprehension(generator.target, over, tests, 0)
     return Code(ast.DictComp(key, value.code(), [loop]), _is_static(generator, env) and value.is_static, form=form)
@@ -82,11 +78,9 @@ def _is_static(generator: ast.comprehension, env: Env) -> bool:
 
 
 def _substitute(assignment: ast.Assign, frame: Frame) -> None:
-    from onboard.codegen.translate.evaluate import evaluate
-
     (target,) = assignment.targets
     assert isinstance(target, ast.Name)
-    value = evaluate(assignment.value, frame)
+    value = frame.evaluate(assignment.value)
     if not (value.is_static or isinstance(value, Choice)):
         raise Untranslatable(f"a list whose elements are computed in several steps, {target.id} first")
     frame.env.values[target.id] = value
@@ -99,25 +93,21 @@ def _check_pure(statements: list[ast.stmt], node: ast.expr, frame: Frame) -> Non
 
 def _known_items(generator: ast.comprehension, frame: Frame) -> tuple[Value, ...] | None:
     """Return what a comprehension runs over when all of it is known."""
-    from onboard.codegen.translate.evaluate import evaluate
-
     if generator.ifs or not isinstance(generator.target, ast.Name):
         return None
     with frame.branch(Env(dict(frame.env.values))) as statements:
-        value = evaluate(generator.iter, frame)
+        value = frame.evaluate(generator.iter)
     return value.items if isinstance(value, Items) and not statements else None
 
 
 def _unrolled(element: ast.expr, target: ast.expr, items: tuple[Value, ...], frame: Frame) -> Value:
     """Return the elements that a comprehension over known items makes."""
-    from onboard.codegen.translate.evaluate import evaluate
-
     out = []
     for item in items:
         env = Env(dict(frame.env.values))
         env.values[ast.unparse(target)] = item
         with frame.branch(env) as statements:
-            out.append(evaluate(element, frame))
+            out.append(frame.evaluate(element))
         _check_pure(statements, element, frame)
     first = out[0] if out else None
     if isinstance(first, Instance) and len(out) > 1 and all(_same_module(first, other) for other in out):
@@ -132,18 +122,16 @@ def _same_module(first: Instance, other: Value) -> bool:
 
 def iteration(node: ast.expr, frame: Frame) -> tuple[ast.expr, Value | None]:
     """Return what a loop runs over, and the value of an element when something is known of it."""
-    from onboard.codegen.translate.evaluate import code, evaluate, settle
-
     match node:
         case ast.Call(func=ast.Name(id="enumerate" as function), args=[inner, *start]):
             over, element = iteration(inner, frame)
             index = Code(name("index"), static=True)
-            counted = call(name(function), over, *(code(item, frame) for item in start))
+            counted = call(name(function), over, *(frame.code(item) for item in start))
             return counted, Items((index, element or Code(name("item"))))
         case ast.Call(func=ast.Name(id="set")):
             # The order of a set of strings differs from run to run, and with it the exported graph.
-            return call(name("sorted"), code(node, frame)), Code(name("item"), static=True)
-    return _over(settle(evaluate(node, frame), frame))
+            return call(name("sorted"), frame.code(node)), Code(name("item"), static=True)
+    return _over(frame.settle(frame.evaluate(node)))
 
 
 def _over(value: Value) -> tuple[ast.expr, Value]:

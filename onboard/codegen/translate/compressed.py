@@ -16,6 +16,7 @@ import torch
 from onboard.analysis.recognise.compressors import COMPRESSOR as COMPRESSOR
 from onboard.analysis.recognise.compressors import INDEXER
 from onboard.codegen.translate.args import Args
+from onboard.codegen.translate.frame import Frame, Mechanism, Sides
 from onboard.codegen.translate.holes import Hole, Result
 from onboard.codegen.translate.object_values import Instance
 from onboard.codegen.translate.syntax import Untranslatable, attribute, constant, name, same_code
@@ -86,9 +87,9 @@ def joined(obj: object, args: Args) -> WithEntries | None:
     return None
 
 
-def with_or_without(sides: list[tuple[Value, list[ast.stmt]]]) -> WithEntries | None:
+def with_or_without(sides: Sides) -> WithEntries | None:
     """Return keys that have entries behind them after one branch only; the other one leaves None in their place."""
-    for (one, _), (other, statements) in (sides, sides[::-1]):
+    for (one, _), (other, statements) in (sides, list(reversed(sides))):
         match one, other:
             case WithEntries(entries=Entries(expr=ast.Name(id=variable))), Code() if _same_tokens(one, other):
                 statements.append(ast.Assign([name(variable, store=True)], constant(None)))
@@ -123,3 +124,19 @@ def attention(keys: list[Value], plain: Items, query: Code, settings: list[Value
         absent = ast.Compare(entries.expr, [ast.Is()], [constant(None)])
         called = ast.IfExp(absent, plain.items[0].code(), called)
     return Items((Code(called), NONE))
+
+
+class CompressedKeys(Mechanism):
+    """Keys of blocks."""
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """Keys of tokens with those of blocks behind them."""
+        return joined(function, args)
+
+    def given(self, result: Value, module: Instance) -> Value | None:
+        """What a compressor gives."""
+        return owned(result, module)
+
+    def joined(self, sides: Sides) -> Value | None:
+        """Keys with or without those of blocks."""
+        return with_or_without(sides)

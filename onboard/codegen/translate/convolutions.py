@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.forms import CHANNELS
+from onboard.codegen.translate.frame import Frame, Mechanism
 from onboard.codegen.translate.object_values import Instance
 from onboard.codegen.translate.recurrent import argument
 from onboard.codegen.translate.syntax import attribute, constant, op
 from onboard.codegen.translate.values import Code, Value
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.frame import Frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,3 +66,19 @@ def _is_causal(module: nn.Module) -> bool:
     if not isinstance(module, nn.Conv1d) or module.padding_mode != "zeros":
         return False
     return module.stride == (1,) and module.padding == (module.dilation[0] * (module.kernel_size[0] - 1),)
+
+
+class CausalConvolutions(Mechanism):
+    """Convolutions that look at no later token."""
+
+    def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
+        """Modules that convolve, or shift tokens."""
+        if not isinstance(callee, Instance):
+            return None
+        if set(callee.classes) == {nn.ZeroPad2d}:
+            return padded(callee, args, frame)
+        return convolved(callee, plain_call(callee.expr, args), args) if set(callee.classes) == {nn.Conv1d} else None
+
+    def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+        """What is left of the result for the text."""
+        return cut(owner, node.slice, frame) if isinstance(owner, Convolved) else None

@@ -11,17 +11,15 @@ from onboard.codegen.translate.values import Items, Known, Mapping, Value
 
 def unrolled(node: ast.DictComp, frame: Frame) -> Mapping | None:
     """Return the dict that a comprehension over known items makes; None for another."""
-    from onboard.codegen.translate.evaluate import evaluate
-
     (generator,) = node.generators
     if generator.ifs:
         return None
     entries: dict[str, Value] = {}
     with frame.branch(Env(dict(frame.env.values))) as statements:
-        over = evaluate(generator.iter, frame)
+        over = frame.evaluate(generator.iter)
         for item in over.items if isinstance(over, Items) else ():
             frame.env.values.update(_bound(generator.target, item))
-            key, value = evaluate(node.key, frame), evaluate(node.value, frame)
+            key, value = frame.evaluate(node.key), frame.evaluate(node.value)
             if not (isinstance(key, Known) and isinstance(key.value, str)):
                 return None
             entries[key.value] = value

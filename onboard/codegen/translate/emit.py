@@ -80,7 +80,7 @@ def _order(translator: Translator, top: ClassState) -> list[ClassState]:
 
     visit(top)
     leaves = ("rmsnorm", "layernorm", "l2norm", "rotary")
-    kinds = [getattr(translator.recognised.get(state.cls.__name__), "kind", "") for state in out]
+    kinds = [getattr(translator.findings.recognised.get(state.cls.__name__), "kind", "") for state in out]
     front = [state for kind in leaves for state, own in zip(out, kinds, strict=True) if own == kind]
     return front + [state for state in out if state not in front]
 
@@ -121,7 +121,7 @@ def _kept_defaults(init: Routine, calls: list[ast.Call]) -> dict[str, ast.expr]:
 def _class_text(
     state: ClassState, translator: Translator, top: ClassState, calls: dict[str, list[ast.Call]]
 ) -> ClassText:
-    recognised = translator.recognised.get(state.cls.__name__)
+    recognised = translator.findings.recognised.get(state.cls.__name__)
     init = [] if state.inherits_init else [_init_text(state, translator, top, calls[state.cls.__name__])]
     methods = list(init)
     for key, routine in state.methods.items():

@@ -11,13 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from onboard.codegen.translate import biases, calls, causal, chosen, indexer, objects, scores
-from onboard.codegen.translate.biases import KeyBias
+from onboard.codegen.translate import calls, objects
 from onboard.codegen.translate.comprehensions import comprehension, dict_comprehension
 from onboard.codegen.translate.decisions import absent_here, decided_here
-from onboard.codegen.translate.forms import ONES, UNIFORM
 from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.holes import Result
 from onboard.codegen.translate.items import item_of, slice_code
 from onboard.codegen.translate.module_lists import slice_modules
 from onboard.codegen.translate.object_values import Choice, Global, Instance, MaskMaker, ModuleList
@@ -58,28 +55,6 @@ def evaluate(node: ast.expr, frame: Frame) -> Value:
     return handler(node, frame)
 
 
-def code(node: ast.expr, frame: Frame) -> ast.expr:
-    """Return the residual code of an expression."""
-    return settle(evaluate(node, frame), frame).code()
-
-
-def settle(value: Value, frame: Frame) -> Value:
-    """Give a call's result with several parts a name, so that its parts can be told apart."""
-    if not isinstance(value, Result):
-        return value
-    variable = frame.fresh("outputs")
-    return bind_result(value, [f"{variable}_{index}" for index in range(value.holes)], frame, None)
-
-
-def bind_result(result: Result, names: list[str], frame: Frame, origin: ast.AST | None) -> Value:
-    """Emit `a, b = call(...)` and return the call's value in terms of the names."""
-    target = ast.Tuple([name(item, store=True) for item in names], ast.Store())
-    for item in names:
-        frame.env.values.setdefault(item, NONE)
-    frame.emit(ast.Assign([target], result.expr), origin)
-    return objects.fill_result(result, names)
-
-
 def condition(value: Value) -> Value:
     """Return a value of which only the truth matters: `a and True` is `a`, `a or False` too."""
     match value:
@@ -104,20 +79,20 @@ def _name(node: ast.Name, frame: Frame) -> Value:
 
 
 def _attribute(node: ast.Attribute, frame: Frame) -> Value:
-    return objects.get_attribute(settle(evaluate(node.value, frame), frame), node.attr, frame)
+    return objects.get_attribute(frame.settle(frame.evaluate(node.value)), node.attr, frame)
 
 
 def _subscript(node: ast.Subscript, frame: Frame) -> Value:
-    owner = settle(evaluate(node.value, frame), frame)
-    if isinstance(owner, KeyBias) and biases.keeps_heads(node.slice):
-        return owner
+    owner = frame.settle(frame.evaluate(node.value))
+    if (kept := frame.mechanisms.subscript(owner, node.slice, frame)) is not None:
+        return kept
     if isinstance(node.slice, ast.Slice) and isinstance(owner, ModuleList):
         return slice_modules(owner, node.slice, frame)
-    return item_of(owner, evaluate(node.slice, frame), node, frame)
+    return item_of(owner, frame.evaluate(node.slice), node, frame)
 
 
 def _slice(node: ast.Slice, frame: Frame) -> Value:
-    bounds = [NONE if item is None else evaluate(item, frame) for item in (node.lower, node.upper, node.step)]
+    bounds = [NONE if item is None else frame.evaluate(item) for item in (node.lower, node.upper, node.step)]
     if all(isinstance(bound, Known) for bound in bounds):
         return Known(slice(*(bound.value for bound in bounds)))  # type: ignore[attr-defined]
     return Code(slice_code(node, frame), all(each.is_static for each in bounds))
@@ -128,25 +103,17 @@ def _call(node: ast.Call, frame: Frame) -> Value:
 
 
 def _binop(node: ast.BinOp, frame: Frame) -> Value:
-    left, right = evaluate(node.left, frame), evaluate(node.right, frame)
+    left, right = frame.evaluate(node.left), frame.evaluate(node.right)
     match node, left, right:
         case ast.BinOp(left=ast.List(), op=ast.Add()), Items(items=items), Code(expr=others):  # [x] + others
             return Code(ast.List([*(each.code() for each in items), ast.Starred(others, ast.Load())], ast.Load()))
-    return binary(node.op, left, right)
+    return binary(node.op, left, right, frame)
 
 
-def binary(op: ast.operator, left: Value, right: Value) -> Value:
+def binary(op: ast.operator, left: Value, right: Value, frame: Frame) -> Value:
     """Return `left op right`."""
-    if causal.leaves(op, right):
-        return left
-    if isinstance(op, ast.Mult) and isinstance(right, Code) and right.form == ONES and left.is_static:
-        return Code(left.code(), static=True, form=UNIFORM)
-    if (attended := _scores(op, left, right)) is not None:
-        return attended
-    if (bias := biases.combined(op, left, right)) is not None:
-        return bias
-    if isinstance(op, ast.Add) and isinstance(right, Mask) and isinstance(left, Code) and not left.static:
-        return causal.masked(left)
+    if (known_as := frame.mechanisms.binary(op, left, right)) is not None:
+        return known_as
     if isinstance(left, Known) and isinstance(right, Known) and type(op) in _BINARY:
         try:
             return Known(_BINARY[type(op)](left.value, right.value))
@@ -168,25 +135,10 @@ def binary(op: ast.operator, left: Value, right: Value) -> Value:
     return Code(ast.BinOp(base, op, right.code()), left.is_static and right.is_static)
 
 
-def _scores(op: ast.operator, left: Value, right: Value) -> Value | None:
-    """Return `left op right` where it may be part of attention."""
-    if isinstance(op, ast.MatMult):
-        if isinstance(left, scores.Scores) and left.normed:
-            return scores.product(left, right, left.expr)
-        return scores.product(left, right, ast.BinOp(left.code(), op, right.code()))
-    if isinstance(left, indexer.IndexScores) or isinstance(right, indexer.IndexScores):
-        return indexer.combined(op, left, right)
-    if not any(isinstance(side, scores.Scores) for side in (left, right)):
-        return None
-    bare = [replace(side, masked=False) if isinstance(side, Code) else side for side in (left, right)]
-    codes = [ast.Constant(None) if isinstance(side, Mask | KeyBias) else side.code() for side in bare]
-    return scores.combined(op, left, right, ast.BinOp(codes[0], op, codes[1]))
-
-
 def _unary(node: ast.UnaryOp, frame: Frame) -> Value:
-    operand = evaluate(node.operand, frame)
-    if (others := chosen.inverted(node.op, operand)) is not None:
-        return others
+    operand = frame.evaluate(node.operand)
+    if (known_as := frame.mechanisms.unary(node.op, operand)) is not None:
+        return known_as
     if isinstance(node.op, ast.Not):
         known = operand.truth()
         operand = condition(operand)
@@ -201,7 +153,7 @@ def _boolop(node: ast.BoolOp, frame: Frame) -> Value:
     stop = isinstance(node.op, ast.Or)
     left: list[Value] = []
     for item in node.values:
-        value = evaluate(item, frame)
+        value = frame.evaluate(item)
         decided = value.truth()
         if decided is None or decided is stop:
             left.append(value)
@@ -218,18 +170,18 @@ def _boolop(node: ast.BoolOp, frame: Frame) -> Value:
 
 
 def _compare(node: ast.Compare, frame: Frame) -> Value:
-    left = evaluate(node.left, frame)
+    left = frame.evaluate(node.left)
     if len(node.ops) > 1:
-        rest = [evaluate(item, frame) for item in node.comparators]
+        rest = [frame.evaluate(item) for item in node.comparators]
         return Code(
             ast.Compare(left.code(), node.ops, [each.code() for each in rest]),
             all(each.is_static for each in (left, *rest)),
         )
-    op, right = node.ops[0], _constants(evaluate(node.comparators[0], frame))
+    op, right = node.ops[0], _constants(frame.evaluate(node.comparators[0]))
     if isinstance(left, Known) and isinstance(right, Known):
         return Known(_COMPARE[type(op)](left.value, right.value))
-    if (hidden := causal.hidden(op, left, right)) is not None:
-        return hidden
+    if (known_as := frame.mechanisms.compare(op, left, right)) is not None:
+        return known_as
     if isinstance(op, ast.Eq) and isinstance(left, Global) and isinstance(right, Global):
         return Known(left.obj == right.obj)
     if isinstance(op, ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
@@ -245,8 +197,7 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
         case ast.In() | ast.NotIn(), Known(value=str() as key), Mapping(items=entries):
             return Known((key in entries) is isinstance(op, ast.In))
     static = right.is_static and (left.is_static or isinstance(left, Instance))
-    uniform = isinstance(left, Code) and left.form == UNIFORM and static
-    return Code(ast.Compare(left.code(), [op], [right.code()]), static, form=UNIFORM if uniform else None)
+    return Code(ast.Compare(left.code(), [op], [right.code()]), static)
 
 
 def _constants(value: Value) -> Value:
@@ -257,11 +208,11 @@ def _constants(value: Value) -> Value:
 
 
 def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
-    test = evaluate(node.test, frame)
+    test = frame.evaluate(node.test)
     decided = test.truth()
     if decided is not None:
-        return evaluate(node.body if decided else node.orelse, frame)
-    body, orelse = evaluate(node.body, frame), evaluate(node.orelse, frame)
+        return frame.evaluate(node.body if decided else node.orelse)
+    body, orelse = frame.evaluate(node.body), frame.evaluate(node.orelse)
     if body.equals(orelse):
         return body
     if orelse.equals(NONE) and absent_here(test, body, frame):
@@ -311,7 +262,7 @@ def _with_or_without(node: ast.IfExp, test: Value, body: Value, orelse: Value, f
 def _sequence(node: ast.Tuple | ast.List, frame: Frame) -> Value:
     if any(isinstance(item, ast.Starred) for item in node.elts):
         return _starred(node, frame)
-    return Items(tuple(settle(evaluate(item, frame), frame) for item in node.elts))
+    return Items(tuple(frame.settle(frame.evaluate(item)) for item in node.elts))
 
 
 def _starred(node: ast.Tuple | ast.List, frame: Frame) -> Value:
@@ -320,7 +271,7 @@ def _starred(node: ast.Tuple | ast.List, frame: Frame) -> Value:
     out: list[ast.expr] = []
     opaque = False
     for item in node.elts:
-        value = settle(evaluate(item.value if isinstance(item, ast.Starred) else item, frame), frame)
+        value = frame.settle(frame.evaluate(item.value if isinstance(item, ast.Starred) else item))
         if isinstance(item, ast.Starred) and not isinstance(value, Items):
             opaque = True
             out.append(ast.Starred(value.code(), ast.Load()))
@@ -332,8 +283,8 @@ def _starred(node: ast.Tuple | ast.List, frame: Frame) -> Value:
 
 
 def _dict(node: ast.Dict, frame: Frame) -> Value:
-    keys = [None if key is None else evaluate(key, frame) for key in node.keys]
-    values = [settle(evaluate(item, frame), frame) for item in node.values]
+    keys = [None if key is None else frame.evaluate(key) for key in node.keys]
+    values = [frame.settle(frame.evaluate(item)) for item in node.values]
     entries: dict[str, Value] = {}
     for key, value in zip(keys, values, strict=True):
         match key, value:
@@ -358,7 +309,7 @@ def _formatted(node: ast.JoinedStr, frame: Frame) -> Value:
     static = True
     for item in node.values:
         if isinstance(item, ast.FormattedValue):
-            value = evaluate(item.value, frame)
+            value = frame.evaluate(item.value)
             static = static and value.is_static
             parts.append(ast.FormattedValue(value.code(), item.conversion, item.format_spec))
         else:
@@ -367,13 +318,13 @@ def _formatted(node: ast.JoinedStr, frame: Frame) -> Value:
 
 
 def _walrus(node: ast.NamedExpr, frame: Frame) -> Value:
-    frame.bind(node.target.id, settle(evaluate(node.value, frame), frame), node)
+    frame.bind(node.target.id, frame.settle(frame.evaluate(node.value)), node)
     return frame.env.values[node.target.id]
 
 
 def _lambda(node: ast.Lambda, frame: Frame) -> Value:
     """Return a function without parameters that makes a mask; others have no translation."""
-    if not (node.args.args or node.args.kwonlyargs) and isinstance(mask := evaluate(node.body, frame), Mask):
+    if not (node.args.args or node.args.kwonlyargs) and isinstance(mask := frame.evaluate(node.body), Mask):
         return MaskMaker(padding=isinstance(mask, PaddingMask))
     raise Untranslatable(f"Lambda at {frame.source.location(node)}")
 

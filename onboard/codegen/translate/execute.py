@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onboard.codegen.translate import causal, compressed, lists, loops, selection, uniform
+from onboard.codegen.translate import lists, selection
 from onboard.codegen.translate.assign import Grows, Widened, store
 from onboard.codegen.translate.comprehensions import bind_target, iteration
 from onboard.codegen.translate.decisions import decided_here
 from onboard.codegen.translate.env import Env
-from onboard.codegen.translate.evaluate import binary, condition, evaluate, settle
-from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.evaluate import binary, condition
+from onboard.codegen.translate.frame import Frame, Sides
 from onboard.codegen.translate.narrow import narrowed, numbered
 from onboard.codegen.translate.object_values import Instance, ModuleList, joined_ways
-from onboard.codegen.translate.scores import Scores, without_weights
 from onboard.codegen.translate.skips import without_continue
 from onboard.codegen.translate.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.values import NONE, Code, Known, Mapping, Mask, PaddingMask, Unread, Value
@@ -33,14 +32,14 @@ def execute(statements: Sequence[ast.stmt], frame: Frame) -> str:
         ending = handler(statement, frame)
         if ending is not None:
             return str(ending)
-        if (chosen := uniform.chosen(statement, statements[index + 1 :], frame)) is not None:
-            return execute([chosen], frame)
+        if (rest := frame.mechanisms.rest(statement, statements[index + 1 :], frame)) is not None:
+            return execute([rest], frame)
     return GOES_ON
 
 
 def _assign(node: ast.Assign, frame: Frame) -> None:
     try:
-        value = evaluate(node.value, frame)
+        value = frame.evaluate(node.value)
     except Untranslatable as error:
         if frame.branches or not all(isinstance(target, ast.Name) for target in node.targets):
             raise
@@ -51,19 +50,19 @@ def _assign(node: ast.Assign, frame: Frame) -> None:
 
 def _ann_assign(node: ast.AnnAssign, frame: Frame) -> None:
     if node.value is not None:
-        store(node.target, evaluate(node.value, frame), frame, node)
+        store(node.target, frame.evaluate(node.value), frame, node)
 
 
 def _aug_assign(node: ast.AugAssign, frame: Frame) -> None:
     """A tensor is changed in place, as other names for it see; everything else is computed anew."""
-    old = evaluate(ast.copy_location(_as_load(node.target), node), frame)
-    operand = settle(evaluate(node.value, frame), frame)
-    if causal.leaves(node.op, operand):
+    old = frame.evaluate(ast.copy_location(_as_load(node.target), node))
+    operand = frame.settle(frame.evaluate(node.value))
+    if frame.mechanisms.binary(node.op, old, operand) is old:
         return
     if isinstance(node.target, ast.Name) and type(old) is Code and not old.static and not old.transposed:
         frame.emit(ast.AugAssign(name(node.target.id, store=True), node.op, operand.code()), node)
         return
-    store(node.target, binary(node.op, old, operand), frame, node)
+    store(node.target, binary(node.op, old, operand, frame), frame, node)
 
 
 def _as_load(target: ast.expr) -> ast.expr:
@@ -74,9 +73,9 @@ def _expr(node: ast.Expr, frame: Frame) -> None:
     """Keep calls that work in place; everything else an expression statement does is bookkeeping."""
     if isinstance(node.value, ast.Constant) or lists.append(node.value, frame):
         return
-    value = evaluate(node.value, frame)
+    value = frame.evaluate(node.value)
     match node.value:
-        case ast.Call(func=ast.Attribute(value=ast.Name(id=variable))) if isinstance(value, Scores):
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=variable))) if isinstance(value, Code) and value.lazy:
             if _in_place(node.value):
                 frame.env.values[variable] = value
             return
@@ -91,7 +90,8 @@ def _in_place(node: ast.Call) -> bool:
 
 
 def _return(node: ast.Return, frame: Frame) -> str:
-    value = NONE if node.value is None else without_weights(evaluate(node.value, frame))
+    value = NONE if node.value is None else frame.evaluate(node.value)
+    value = frame.mechanisms.returned(value) or value
     statement = ast.Return(None)
     frame.returns.append((statement, value))
     frame.emit(statement, node)
@@ -100,12 +100,13 @@ def _return(node: ast.Return, frame: Frame) -> str:
 
 def _if(node: ast.If, frame: Frame) -> str | None:
     try:
-        test = evaluate(node.test, frame)
+        test = frame.evaluate(node.test)
     except Untranslatable:
         if _only_raises(node.body) and not node.orelse:
             return None  # a check of arguments that generated code does not have
         raise
-    decided, test = False if loops.is_short_cut(node, frame) else test.truth(), condition(test)
+    decided = frame.mechanisms.decided(node, frame)
+    decided, test = test.truth() if decided is None else decided, condition(test)
     if decided is not None:
         ending = execute(node.body if decided else node.orelse, frame)
         return None if ending == GOES_ON else ending
@@ -143,7 +144,7 @@ def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
         frame.env = body_env
         return None
     _note_conditional(body_env, else_env, frame)
-    joined = _join((body, body_env), (orelse, else_env))
+    joined = _join((body, body_env), (orelse, else_env), frame)
     if [ast.dump(item) for item in body] == [ast.dump(item) for item in orelse]:
         frame.out.extend(body)  # what differed (masks, caches) is not there
     else:
@@ -164,6 +165,7 @@ def _only_raises(body: list[ast.stmt]) -> bool:
 
 
 Side = tuple[list[ast.stmt], Env, str]
+Branch = tuple[list[ast.stmt], Env]
 
 
 def _side(body: list[ast.stmt], frame: Frame) -> Any:
@@ -227,9 +229,9 @@ def _if_statement(test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) 
     return ast.If(ast.UnaryOp(ast.Not(), test), orelse, [])
 
 
-def _join(*branches: tuple[list[ast.stmt], Env]) -> Env:
+def _join(one_side: Branch, other_side: Branch, frame: Frame) -> Env:
     """Return what is known after either branch; what differs becomes a run-time variable."""
-    (first, one), (second, other) = branches
+    (first, one), (second, other) = one_side, other_side
     joined = Env()
     for key in {**one.values, **other.values}:
         a, b = one.values.get(key), other.values.get(key)
@@ -240,7 +242,7 @@ def _join(*branches: tuple[list[ast.stmt], Env]) -> Env:
         elif a.equals(b):
             joined.values[key] = b if isinstance(a, Code) and a.form is None else a
         else:
-            joined.values[key] = _joined(key, (a, first), (b, second))
+            joined.values[key] = _joined(key, [(a, first), (b, second)], frame)
     return joined
 
 
@@ -251,10 +253,10 @@ def _note_conditional(one: Env, other: Env, frame: Frame) -> None:
         frame.cls.sometimes.update(key.removeprefix("self.") for key in either if key.startswith("self."))
 
 
-def _joined(key: str, *sides: tuple[Value, list[ast.stmt]]) -> Value:
+def _joined(key: str, sides: Sides, frame: Frame) -> Value:
     values = [value for value, _ in sides]
-    if (keys := compressed.with_or_without(list(sides))) is not None:
-        return keys
+    if (known_as := frame.mechanisms.joined(sides)) is not None:
+        return known_as
     if all(isinstance(value, Mapping) for value in values):
         first, second = (value.items for value in values if isinstance(value, Mapping))
         merged = {**second, **first}
@@ -290,7 +292,7 @@ def _for(node: ast.For, frame: Frame) -> str | None:
     if (made := lists.comprehended(node, frame)) is not None:
         store(*made, frame, node)
         return None
-    if loops.scan(node, frame):
+    if frame.mechanisms.loop(node, frame):
         return None
     iterable, element = iteration(node.iter, frame)
     statements = without_continue(node.body)

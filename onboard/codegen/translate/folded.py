@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from onboard.codegen.translate.args import Args
+from onboard.codegen.translate.frame import Frame, Mechanism
 from onboard.codegen.translate.syntax import attribute, call, constant
 from onboard.codegen.translate.values import Code, Items, Known, Value
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.args import Args
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,3 +101,16 @@ def _size(owner: Folded, index: int) -> ast.expr:
 
 def _ints(args: Args) -> list[int]:
     return [item.value for item in args.positional if isinstance(item, Known) and type(item.value) is int]
+
+
+class FoldedHeads(Mechanism):
+    """Batch and heads as one dimension."""
+
+    def attribute(self, owner: Value, attr: str, frame: Frame) -> Value | None:
+        """The shape."""
+        return shape(owner) if isinstance(owner, Folded) and attr == "shape" else None
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """Methods of what is folded, and those that fold."""
+        changed = method(owner, attr, args) if isinstance(owner, Folded) else None
+        return fold(owner, attr, args) if changed is None and isinstance(owner, Code) else changed

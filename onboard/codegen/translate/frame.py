@@ -1,30 +1,37 @@
-"""Where code is evaluated: the function's variables, the class it belongs to, the statements that are left of it."""
+"""Where code is evaluated: the function's variables, the class it belongs to, the statements that are left of it.
+
+What evaluation asks of others goes through the frame: `Program` is the translation of the whole model, `Mechanism` what
+modeling code has besides plain Python.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, Protocol
 
 from torch import nn
 
 from onboard.analysis.source import ModuleSource
+from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.env import Env
+from onboard.codegen.translate.findings import Findings
+from onboard.codegen.translate.holes import Result, fill
+from onboard.codegen.translate.object_values import Instance
+from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.syntax import name
-from onboard.codegen.translate.values import Code, Items, Known, Mapping, Value
+from onboard.codegen.translate.values import NONE, Code, Items, Known, Mapping, Value
 
-if TYPE_CHECKING:
-    from onboard.codegen.translate.classes import Translator
-    from onboard.codegen.translate.state import ClassState
+Sides = Sequence[tuple[Value, list[ast.stmt]]]
 
 
 @dataclass
 class Frame:
     """One function under evaluation."""
 
-    translator: Translator
+    translator: Program
     source: ModuleSource
     kind: Literal["init", "forward", "function"]
     cls: ClassState | None = None
@@ -47,6 +54,34 @@ class Frame:
     """Of each loop over modules and their numbers: the variables of both, and the attribute that holds the modules."""
     items: dict[str, Value] = field(default_factory=dict)
     """Variables of such loops whose modules can only be of some classes in the evaluated branch."""
+
+    @property
+    def mechanisms(self) -> Mechanism:
+        """What is asked before anything is taken for plain Python."""
+        return self.translator.mechanisms
+
+    def evaluate(self, node: ast.expr) -> Value:
+        """Return what is known of an expression's value; statements that it needs first are emitted."""
+        return self.translator.evaluate(node, self)
+
+    def code(self, node: ast.expr) -> ast.expr:
+        """Return the code that is left of an expression."""
+        return self.settle(self.evaluate(node)).code()
+
+    def settle(self, value: Value) -> Value:
+        """Give a call's result with several parts a name, so that its parts can be told apart."""
+        if not isinstance(value, Result):
+            return value
+        variable = self.fresh("outputs")
+        return self.bind_result(value, [f"{variable}_{index}" for index in range(value.holes)], None)
+
+    def bind_result(self, result: Result, names: list[str], origin: ast.AST | None) -> Value:
+        """Emit `a, b = call(...)` and return the call's value in terms of the names."""
+        target = ast.Tuple([name(item, store=True) for item in names], ast.Store())
+        for item in names:
+            self.env.values.setdefault(item, NONE)
+        self.emit(ast.Assign([target], result.expr), origin)
+        return fill(result.shape, [Code(name(item), transposed=result.transposed) for item in names])
 
     @contextmanager
     def loop(self, start: Env) -> Iterator[None]:
@@ -123,3 +158,176 @@ def _is_computed(value: Value, variable: str) -> bool:
     plain = all(isinstance(item, Known) or (type(item) is Code and not item.transposed) for item in value.items)
     bare = any(isinstance(item, Code) and ast.unparse(item.expr) == variable for item in value.items)
     return plain and not bare
+
+
+class Mechanism:
+    """What modeling code may have besides plain Python: attention's scores, masks, convolutions, ...
+
+    The language asks its mechanisms, in their order, before it takes anything for plain Python: the first that does not
+    answer None has answered. Each says what it knows by overriding what it needs; here nothing is known.
+    """
+
+    def unary(self, op: ast.unaryop, operand: Value) -> Value | None:
+        """Return `op operand`."""
+        return None
+
+    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+        """Return `left op right`."""
+        return None
+
+    def compare(self, op: ast.cmpop, left: Value, right: Value) -> Value | None:
+        """Return `left op right`."""
+        return None
+
+    def subscript(self, owner: Value, index: ast.expr, frame: Frame) -> Value | None:
+        """Return `owner[index]`, whose index is not evaluated yet."""
+        return None
+
+    def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+        """Return `owner[index]`; `node` is the code."""
+        return None
+
+    def attribute(self, owner: Value, attr: str, frame: Frame) -> Value | None:
+        """Return `owner.attr`."""
+        return None
+
+    def own_attribute(self, cls: ClassState, attr: str, path: ast.expr, frame: Frame) -> Value | None:
+        """Return an attribute that the `__init__` of a class sets, read from `path`."""
+        return None
+
+    def name(self, obj: object, frame: Frame) -> Value | None:
+        """Return what a global name means."""
+        return None
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """Return `function(*args)` of a function or class of the module's namespace; `expr` names it."""
+        return None
+
+    def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
+        """Return `callee(*args)` of anything else."""
+        return None
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """Return `owner.attr(*args)`."""
+        return None
+
+    def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value | None:
+        """Return `self.attr(*args)`."""
+        return None
+
+    def given(self, result: Value, module: Instance) -> Value | None:
+        """Return the result of calling a translated module as its caller sees it."""
+        return None
+
+    def returned(self, value: Value) -> Value | None:
+        """Return what a function gives that returns `value`."""
+        return None
+
+    def stored(self, value: Value) -> Value | None:
+        """Return what a variable holds to which `value` is assigned."""
+        return None
+
+    def set_attribute(self, attr: str, value: Value, frame: Frame) -> Value | None:
+        """Return what `__init__` assigns to `self.attr`."""
+        return None
+
+    def joined(self, sides: Sides) -> Value | None:
+        """Return what a variable holds behind a branch: one value or the other, and the statements that lead there."""
+        return None
+
+    def loop(self, node: ast.For, frame: Frame) -> Literal[True] | None:
+        """Write a loop in another way; True where that is done."""
+        return None
+
+    def decided(self, node: ast.If, frame: Frame) -> bool | None:
+        """Return which side of a branch is taken for a reason of the mechanism's."""
+        return None
+
+    def rest(self, statement: ast.stmt, after: Sequence[ast.stmt], frame: Frame) -> ast.stmt | None:
+        """Return what stands for the statements after an executed one, to the end of the body."""
+        return None
+
+    def forward(self, cls: ClassState, node: ast.FunctionDef, frame: Frame) -> Routine | None:
+        """Return the forward of a class that is not translated."""
+        return None
+
+    def init_body(self, cls: ClassState, body: list[ast.stmt], program: Program) -> list[ast.stmt] | None:
+        """Return what is written for the statements of a class's `__init__`."""
+        return None
+
+    def finish(self, program: Program) -> None:
+        """Add what the whole translation has to take for granted; raise `Untranslatable` where that does not hold."""
+
+
+class Program(Protocol):
+    """What evaluation asks of the translation of a whole model, of which a function is a part."""
+
+    model: nn.Module
+    """A tiny instance; it decides branches of which only one side has a translation."""
+    config: Any
+    findings: Findings
+    mechanisms: Mechanism
+    """All of them, as one."""
+    states: dict[type, ClassState]
+    functions: dict[str, Routine]
+    windowed: set[ClassState]
+    """Classes with code that makes masks with a window."""
+    own_norms: set[str]
+    """Names of PyTorch's norms that the file needs its own subclass of."""
+    knows_masks: bool
+    """Functions that make masks are not translated: masks are known as such."""
+    specialised: bool
+    """Branches on the config are decided, and guarded, as this config has them."""
+    pairs_positions: bool
+    """Distances were found between positions that transformers counts, which tell nothing of the batch."""
+    writes_positions: bool
+    """Counted positions stay `torch.arange`, as they are written."""
+
+    @property
+    def counts_positions(self) -> bool:
+        """Whether transformers' model counts positions by itself, so that what it counts is `position_ids` here."""
+
+    def evaluate(self, node: ast.expr, frame: Frame) -> Value:
+        """Return what is known of an expression's value; statements that it needs first are emitted."""
+
+    def decide(self, node: ast.expr, test: Value, frame: Frame) -> bool:
+        """Return a static condition's value in this config, the same for all modules of the class."""
+
+    def guard(self, condition: ast.expr, frame: Frame) -> None:
+        """Have `__init__` assert what this translation takes for granted."""
+
+    def modules_of(self, cls: type) -> list[nn.Module]:
+        """Return the modules of a class in the small model."""
+
+    def remember_global(self, identifier: str, obj: Any, source: ModuleSource) -> None:
+        """Note that residual code may mention a global name."""
+
+    def translates(self, cls: type) -> bool:
+        """Whether a module class is translated from its source (and not PyTorch's own)."""
+
+    def is_helper(self, obj: Any) -> bool:
+        """Whether a function is translated from its source."""
+
+    def has_method(self, cls: type, attr: str) -> bool:
+        """Whether a class has a method that is translated from its source."""
+
+    def reached(self, module: Instance) -> list[ClassState]:
+        """Return the states of a module's classes; how it is made becomes facts of theirs."""
+
+    def construct(self, cls: type, args: Args) -> Instance:
+        """Return the module that `cls(*args)` makes."""
+
+    def call_module(self, module: Instance, args: Args, frame: Frame, attr: str = "forward") -> Value:
+        """Return the result of calling a submodule, or one of its methods."""
+
+    def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value:
+        """Return `self.attr(...)`."""
+
+    def call_super(self, attr: str, args: Args, frame: Frame) -> Value:
+        """Return `super().attr(...)`."""
+
+    def call_autograd(self, cls: type, args: Args, frame: Frame) -> Value:
+        """Return `cls.apply(...)`."""
+
+    def call_function(self, function: Any, args: Args, frame: Frame) -> Value:
+        """Return a helper's result."""

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import nn
 
-from onboard.codegen.translate.scores import Scores
-from onboard.codegen.translate.syntax import attribute, constant, op, renamed, same_code
+from onboard.codegen.translate.args import Args, plain_call
+from onboard.codegen.translate.frame import Frame, Mechanism
+from onboard.codegen.translate.scores import Scores, unmasked_call, unmasked_method
+from onboard.codegen.translate.syntax import attribute, constant, name, op, renamed, same_code
 from onboard.codegen.translate.values import Code, Known, Mask, Output, Unread, Value
 
-if TYPE_CHECKING:
-    from onboard.codegen.translate.args import Args
-
 _RECTIFIERS = (nn.functional.relu, torch.relu)
+_FUNCTIONS = (*_RECTIFIERS, torch.matmul, torch.topk)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +28,7 @@ class IndexScores(Scores):
 
     weights: ast.expr | None = None
     """[batch, queries, heads]; None: not summed yet."""
+    attends = False
 
     def made_of(self) -> list[ast.expr]:
         """Return the code of what it is made of."""
@@ -154,3 +155,23 @@ def at_most(args: Args, expr: ast.expr) -> AtMost:
     first, second = args.positional
     limit, size = (first, second) if first.is_static else (second, first)
     return AtMost(expr, limit=limit.code(), size=size.code())
+
+
+class LightningIndexer(Mechanism):
+    """Scores that choose keys."""
+
+    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+        """Scores with a mask."""
+        return combined(op, left, right)
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """Rectified scores, their sum over heads, the best of them."""
+        if function is min and len(args.positional) == 2 and not args.static():
+            return at_most(args, plain_call(attribute(name("torch"), "sym_min"), args).expr)
+        return call_of(function, args, unmasked_call(expr, args)) if function in _FUNCTIONS else None
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """Methods of such scores."""
+        if not isinstance(owner, IndexScores):
+            return None
+        return method(owner, attr, args, unmasked_method(owner, attr, args))

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
 from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.execute import execute
 from onboard.codegen.translate.facts import bind, default_fact, default_nodes
-from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.frame import Frame, Program
 from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.syntax import Untranslatable, name
 from onboard.codegen.translate.values import NONE, Code, Value
 
-if TYPE_CHECKING:
-    from onboard.codegen.translate.classes import Translator
 
-
-def call_autograd(translator: Translator, cls: type, args: Args, frame: Frame) -> Value:
+def call_autograd(translator: Program, cls: type, args: Args, frame: Frame) -> Value:
     """Return `cls.apply(...)` of a function with a derivative of its own: what its forward computes."""
     found = find_method(cls, "forward")
     if found is None:
@@ -31,7 +27,7 @@ def call_autograd(translator: Translator, cls: type, args: Args, frame: Frame) -
 
 
 def inline(
-    translator: Translator, node: ast.FunctionDef, source: ModuleSource, args: Args, caller: ClassState | None
+    translator: Program, node: ast.FunctionDef, source: ModuleSource, args: Args, caller: ClassState | None
 ) -> Value | None:
     """Return what a function gives where that comes down to an expression."""
     bound, rest = bind(node, args, method=False)
@@ -47,9 +43,7 @@ def inline(
 
 def defaults(node: ast.FunctionDef, frame: Frame) -> dict[str, Value]:
     """Return the values of the parameters that have a default."""
-    from onboard.codegen.translate.evaluate import evaluate
-
-    return {key: evaluate(item, frame) for key, item in default_nodes(node).items()}
+    return {key: frame.evaluate(item) for key, item in default_nodes(node).items()}
 
 
 def absent(routine: Routine, key: str, counts_positions: bool) -> Value:

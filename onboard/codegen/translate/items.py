@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
 from onboard.codegen.translate import objects
-from onboard.codegen.translate.activations import activation
-from onboard.codegen.translate.convolutions import Convolved, cut
 from onboard.codegen.translate.forms import CHUNKED, COMPLEX, MAYBE, POSITIONS, ROWS, TRIANGLE
+from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.object_values import Global, Instance, MaskMaker, ModuleList
-from onboard.codegen.translate.syntax import Untranslatable, name
+from onboard.codegen.translate.syntax import Untranslatable
 from onboard.codegen.translate.values import NONE, Code, Half, Items, Known, Mapping, Mask, Output, PaddingMask, Value
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.frame import Frame
 
 
 def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value:
     """Return `owner[index]`."""
+    if (found := frame.mechanisms.item(owner, index, node, frame)) is not None:
+        return found
     match owner, index:
         case Output(fields=fields), Known(value=int() | slice()):
             given = Items(tuple(value for value in fields.values() if not value.equals(NONE)))
@@ -33,10 +30,6 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             raise Untranslatable(f"an item of None at {frame.source.location(node)}")
         case Known(value=known), Known(value=key):
             return Known(known[key])
-        case Global(obj=dict() as table), Code(static=True) if (found := activation(table, index, frame)) is not None:
-            return found
-        case Global(obj=dict() as table), Known(value=key) if "eager" in table and key not in table:
-            return Global(table["eager"], name(table["eager"].__name__))  # a table of attention classes
         case Global(obj=dict() as table), Code(static=True) if choice := objects.choice(table, index, frame):
             return choice
         case Mapping(), Known(value=str()) | Code(static=True) if entry := _of_mapping(owner, index, node, frame):
@@ -60,8 +53,6 @@ def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Va
             return Code(ast.Subscript(owner.expr, index.code(), ast.Load()), optional=True)
         case Code(form=str() as form), _ if form == f"dict of {CHUNKED}":
             return Code(ast.Subscript(owner.expr, index.code(), ast.Load()), form=CHUNKED, optional=True)
-        case Convolved(), _ if (convolved := cut(owner, node.slice, frame)) is not None:
-            return convolved
         case Code(), Items(items=parts) if _keeps_everything(parts):
             return owner
         case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if first is Ellipsis:
@@ -125,7 +116,5 @@ def _index_code(node: ast.expr, value: Value, frame: Frame) -> ast.expr:
 
 def slice_code(node: ast.Slice, frame: Frame) -> ast.Slice:
     """Return a slice as code."""
-    from onboard.codegen.translate.evaluate import code
-
-    bounds = [None if item is None else code(item, frame) for item in (node.lower, node.upper, node.step)]
+    bounds = [None if item is None else frame.code(item) for item in (node.lower, node.upper, node.step)]
     return ast.Slice(*bounds)

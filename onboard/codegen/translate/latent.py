@@ -5,16 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from onboard.codegen.translate.args import Args
+from onboard.codegen.translate.frame import Frame, Mechanism
+from onboard.codegen.translate.object_values import AttentionInterface
 from onboard.codegen.translate.syntax import Untranslatable, attribute, call, constant, name, op
 from onboard.codegen.translate.values import NONE, Code, Items, Known, Value, untransposed
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.args import Args
-    from onboard.codegen.translate.frame import Frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +58,7 @@ class Expanded(Value):
 
 def names_of(frame: Frame) -> Mapping[str, str] | None:
     """Return the names of the parts of latent attention when it is its code that is evaluated."""
-    return frame.translator.latents.get(frame.cls.cls.__name__) if frame.cls is not None else None
+    return frame.translator.findings.latents.get(frame.cls.cls.__name__) if frame.cls is not None else None
 
 
 def expand(names: Mapping[str, str], args: Args) -> Items:
@@ -123,3 +122,20 @@ def _by_sequence(value: Value) -> ast.expr:
     if isinstance(value, Code) and value.transposed:
         return untransposed(value).expr
     return Code(value.code(), transposed=True).code()
+
+
+class LatentAttention(Mechanism):
+    """Attention to latents."""
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """Parts of queries and keys put together, and taken apart."""
+        return rearranged(function, expr, args) if names_of(frame) else None
+
+    def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value | None:
+        """The expansion of latents."""
+        names = names_of(frame)
+        return expand(names, args) if names is not None and names["expand"] == attr else None
+
+    def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
+        """Attention to what is expanded."""
+        return attention(args) if isinstance(callee, AttentionInterface) else None

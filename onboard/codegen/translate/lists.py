@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from onboard.codegen.translate.comprehensions import comprehension
 from onboard.codegen.translate.env import Env
-from onboard.codegen.translate.evaluate import evaluate, settle
 from onboard.codegen.translate.frame import Frame
 from onboard.codegen.translate.object_values import Instance, ModuleList, joined_ways
 from onboard.codegen.translate.syntax import attribute, call, name
@@ -56,7 +55,7 @@ def append(node: ast.expr, frame: Frame) -> bool:
     known = frame.env.values.get(place)
     if not isinstance(known, Items | ModuleList):
         return False
-    value = settle(evaluate(item, frame), frame)
+    value = frame.settle(frame.evaluate(item))
     if isinstance(known, Items):
         if frame.loops:
             raise Filled(place, isinstance(value, Instance))

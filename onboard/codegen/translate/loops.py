@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import torch
 
 from onboard.analysis.recognise.watch import loops_of
 from onboard.analysis.tiny.tiny_model import first_token_is_plain
+from onboard.codegen.translate.args import Args
+from onboard.codegen.translate.frame import Frame, Mechanism
 from onboard.codegen.translate.recurrent import argument
 from onboard.codegen.translate.syntax import Untranslatable, attribute, call, op
 from onboard.codegen.translate.values import NONE, Code, Known, Unread, Value
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.args import Args
-    from onboard.codegen.translate.frame import Frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +75,11 @@ def is_short_cut(node: ast.If, frame: Frame) -> bool:
     return is_plain and ast.unparse(node.test) in tests and first_token_is_plain(frame.translator.model)
 
 
-def _found(node: ast.For, frame: Frame) -> dict[str, Any] | None:
+def _found(node: ast.For, frame: Frame) -> Mapping[str, Any] | None:
     """Return what the analysis found of a loop."""
     if frame.cls is None:
         return None
-    for found in frame.translator.loops.get(frame.cls.cls.__name__, []):
+    for found in frame.translator.findings.loops.get(frame.cls.cls.__name__, []):
         places = loops_of(frame.cls.cls, str(found["method"]))
         index = int(found["index"])
         if index < len(places) and places[index].lineno == node.lineno:
@@ -89,9 +88,23 @@ def _found(node: ast.For, frame: Frame) -> dict[str, Any] | None:
 
 
 def _argument(key: str, turned: bool, frame: Frame) -> ast.expr:
-    from onboard.codegen.translate.evaluate import evaluate
-
-    value = evaluate(ast.parse(key, mode="eval").body, frame)
+    value = frame.evaluate(ast.parse(key, mode="eval").body)
     if key.startswith("self."):
         return call(attribute(value.code(), "flatten"))
     return argument(value, turned)
+
+
+class Loops(Mechanism):
+    """Loops along the sequence."""
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """The results of all steps, joined."""
+        return joined(function, args)
+
+    def decided(self, node: ast.If, frame: Frame) -> bool | None:
+        """No short cut is taken."""
+        return False if is_short_cut(node, frame) else None
+
+    def loop(self, node: ast.For, frame: Frame) -> Literal[True] | None:
+        """The op that a loop is."""
+        return True if scan(node, frame) else None

@@ -6,33 +6,20 @@ import ast
 import dataclasses
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from torch import nn
-from transformers import PretrainedConfig, masking_utils
+from transformers import PretrainedConfig
 from transformers.cache_utils import Cache
-from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
 from transformers.utils import ModelOutput
 
-from onboard.codegen.translate import causal, folded, windows
-from onboard.codegen.translate.folded import Folded
-from onboard.codegen.translate.forms import KEYS, POSITIONS
-from onboard.codegen.translate.holes import Result, fill
-from onboard.codegen.translate.object_values import (
-    Choice,
-    Config,
-    Global,
-    Instance,
-    MaskMaker,
-    Method,
-    ModuleList,
-    Self,
-)
+from onboard.codegen.translate import narrow
+from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.object_values import Choice, Config, Global, Instance, Method, ModuleList, Self
+from onboard.codegen.translate.state import ClassState
 from onboard.codegen.translate.syntax import Untranslatable, attribute, constant, name
 from onboard.codegen.translate.values import NONE, Code, Known, Mapping, Mask, Output, Value
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.frame import Frame
 
 CONFIG_FACTS: dict[str, Any] = {
     "use_cache": False,
@@ -56,12 +43,8 @@ _OF_ANY_SHAPE = ("dtype", "device", "is_cuda", "requires_grad")
 
 def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
     """Return the value of a global name."""
-    if getattr(obj, "__module__", None) == "transformers.masking_utils":
-        windows.note(obj, frame)
-        chunked = obj is getattr(masking_utils, "create_chunked_causal_mask", None)
-        return MaskMaker(
-            chunked=chunked, padding=obj is getattr(masking_utils, "create_recurrent_attention_mask", None)
-        )
+    if (known_as := frame.mechanisms.name(obj, frame)) is not None:
+        return known_as
     if obj is None or isinstance(obj, bool | int | float | str):
         return Known(obj)
     frame.translator.remember_global(identifier, obj, frame.source)
@@ -80,21 +63,6 @@ def choice(table: dict[Any, Any], key: Value, frame: Frame) -> Value | None:
     return value
 
 
-def positions(frame: Frame) -> Code | None:
-    """Return what stands for `torch.arange(sequence)` in a model that counts positions by itself.
-
-    A forward that does not get `position_ids` is given them by its callers, see `Translator`.
-    """
-    if frame.kind != "forward" or not frame.translator.counts_positions or frame.translator.writes_positions:
-        return None
-    return Code(name("position_ids"), form=KEYS if frame.translator.alibi else POSITIONS)
-
-
-def is_attention_dispatch(value: Value) -> bool:
-    """Whether a value is transformers' table of attention implementations."""
-    return isinstance(value, Global) and isinstance(value.obj, HFAttentionInterface)
-
-
 def is_logger(value: Value) -> bool:
     """Whether a value is a logger or the module warnings."""
     return isinstance(value, Global) and (
@@ -105,10 +73,12 @@ def is_logger(value: Value) -> bool:
 
 def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
     """Return `owner.attr`."""
+    if (known_as := frame.mechanisms.attribute(owner, attr, frame)) is not None:
+        return known_as
     match owner:
         case Self():
             assert frame.cls is not None
-            return frame.cls.attribute(attr, name("self"), frame)
+            return attribute_of(frame.cls, attr, name("self"), frame)
         case Config(expr=expr, obj=obj):
             if attr in CONFIG_FACTS:
                 return _config_fact(attr, expr, obj, frame)
@@ -121,18 +91,14 @@ def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
         case Output(fields=fields):
             return fields.get(attr, NONE)
         case Instance(classes=(cls,), expr=expr) if frame.translator.translates(cls):
-            return frame.translator.reached(owner)[0].attribute(attr, expr, frame)
+            return attribute_of(frame.translator.reached(owner)[0], attr, expr, frame)
         case Instance(classes=classes, expr=expr) if len(classes) > 1 and all(
             map(frame.translator.translates, classes)
         ):
-            values = [state.attribute(attr, expr, frame) for state in frame.translator.reached(owner)]
+            values = [attribute_of(state, attr, expr, frame) for state in frame.translator.reached(owner)]
             return Code(attribute(expr, attr), static=all(each.is_static for each in values))
         case Mapping() | ModuleList():
             return Method(owner, attr)
-        case Folded() if attr == "shape":
-            return folded.shape(owner)
-        case Mask() if (fact := causal.mask_attribute(attr)) is not None:
-            return fact
         case Code(expr=expr, masked=True) if attr in (*_OF_ANY_SHAPE, "shape"):
             return Code(attribute(expr, attr))
         case Code(expr=expr, transposed=True) if attr in _OF_ANY_SHAPE:
@@ -200,6 +166,34 @@ def output(cls: type, positional: list[Value], keywords: dict[str, Value]) -> Ou
     return Output({**dict(zip(names, positional, strict=False)), **keywords})
 
 
-def fill_result(result: Result, names: list[str]) -> Value:
-    """Return a call's value once its run-time parts have names."""
-    return fill(result.shape, [Code(name(item), transposed=result.transposed) for item in names])
+def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) -> Value:
+    """Return `owner.attr` for an instance `owner` of a class."""
+    path = attribute(owner, attr)
+    own = isinstance(owner, ast.Name) and owner.id == "self"
+    if not own:
+        state.read_outside.add(attr)
+    elif f"self.{attr}" in frame.env.values:
+        return frame.env.values[f"self.{attr}"]
+    if (known_as := frame.mechanisms.own_attribute(state, attr, path, frame)) is not None:
+        return known_as
+    match value := state.attributes.get(attr):
+        case Known() | Mask() | Global():
+            return value
+        case Instance():
+            return narrow.possible(replace(value, expr=path), attr, frame) if own else replace(value, expr=path)
+        case ModuleList(made=made):
+            return ModuleList(made, path)
+        case Config(obj=obj):
+            return Config(path, obj)
+        case Code(static=static, optional=optional):
+            return Code(path, static, optional=optional)
+    return module_fact(attr) or _class_attribute(state, attr, path)
+
+
+def _class_attribute(state: ClassState, attr: str, path: ast.expr) -> Value:
+    value = inspect.getattr_static(state.cls, attr, None)
+    if isinstance(value, bool | int | float | str):
+        return Known(value)
+    if inspect.isroutine(value) or isinstance(value, staticmethod | classmethod):
+        return Method(Self(), attr)
+    return Code(path, optional=state.inherits_init)  # a bias may be None

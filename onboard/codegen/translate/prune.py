@@ -32,7 +32,9 @@ def _prune_class(state: ClassState, translator: Translator, done: set[str]) -> N
     done.add(state.cls.__name__)
     assert state.init is not None
     read = attributes_read(state)
-    state.weights_only = [attr for attr in state.attributes if attr not in read and _has_weights(state, attr)]
+    state.weights_only = [
+        attr for attr in state.attributes if attr not in read and _has_weights(state, attr, translator)
+    ]
     live = frozenset(f"self.{attr}" for attr in (*read, *state.weights_only))
     body = cleanup.clean(_guarded(deepcopy(state.init.body), state.guards), live)
     by_name = {other.cls.__name__: other for other in translator.states.values()}
@@ -48,7 +50,7 @@ def _prune_class(state: ClassState, translator: Translator, done: set[str]) -> N
     state.init.body = body
     names = [item.arg for item in (*state.init.node.args.args, *state.init.node.args.kwonlyargs)][1:]
     free = cleanup.free_names([*body, *_tests(state.guards)], live)
-    own = translator.recognised.get(state.cls.__name__)
+    own = translator.findings.recognised.get(state.cls.__name__)
     if state.inherits_init:
         state.init.parameters = [key for key in names if key not in ("device", "dtype")]
         return
@@ -75,17 +77,17 @@ def _plain_test(test: ast.expr) -> str:
     return ast.unparse(ReplaceAttribute("config", ast.Name("config", ast.Load())).visit(deepcopy(test)))
 
 
-def _has_weights(state: ClassState, attr: str) -> bool:
+def _has_weights(state: ClassState, attr: str, translator: Translator) -> bool:
     """Whether an attribute is a weight of checkpoints, or a module with parameters that the generated file can make."""
-    if is_eager(state, attr):
+    if is_eager(state, attr, translator):
         return False
     value = state.attributes[attr]
     known = isinstance(value, Instance) and all(
-        cls in state.translator.states or cls.__module__.startswith("torch.") for cls in value.classes
+        cls in translator.states or cls.__module__.startswith("torch.") for cls in value.classes
     )
-    if any(_in_checkpoints(module, attr) for module in state.translator.modules_of(state.cls)):
+    if any(_in_checkpoints(module, attr) for module in translator.modules_of(state.cls)):
         return True
-    return known and has_parameters(state, attr)
+    return known and has_parameters(state, attr, translator)
 
 
 def _in_checkpoints(module: nn.Module, attr: str) -> bool:

@@ -5,22 +5,21 @@ from __future__ import annotations
 import ast
 import inspect
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onboard.analysis.recognise.mixers import FORMS, Form
 from onboard.analysis.recognise.scan_modules import MODULE_FORMS, SETTING
 from onboard.codegen.translate.args import Args
-from onboard.codegen.translate.object_values import Config
+from onboard.codegen.translate.frame import Frame, Mechanism
+from onboard.codegen.translate.object_values import Config, Instance
+from onboard.codegen.translate.objects import attribute_of
 from onboard.codegen.translate.syntax import Untranslatable, attribute, name
 from onboard.codegen.translate.values import NONE, Code, Items, Known, Value, untransposed
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.frame import Frame
 
 
 def form_of(obj: Any, frame: Frame) -> Form | None:
     """Return how a helper function is called that the analysis found to be a canonical op of recurrent mixers."""
-    return FORMS.get(frame.translator.scans.get(obj.__name__, "")) if inspect.isfunction(obj) else None
+    return FORMS.get(frame.translator.findings.scans.get(obj.__name__, "")) if inspect.isfunction(obj) else None
 
 
 def scan(function: Any, form: Form, args: Args) -> Value:
@@ -34,9 +33,9 @@ def scan(function: Any, form: Form, args: Args) -> Value:
 
 def scan_module(cls: Any, args: Args, frame: Frame) -> Value:
     """Return the canonical form of a call of a module without weights; its setting is read from the config."""
-    found = frame.translator.scan_modules[cls.__name__]
+    found = frame.translator.findings.scan_modules[cls.__name__]
     form = MODULE_FORMS[str(found["op"])]
-    own = frame.cls.attribute("config", name("self"), frame) if frame.cls is not None else NONE
+    own = attribute_of(frame.cls, "config", name("self"), frame) if frame.cls is not None else NONE
     if not isinstance(own, Config):
         raise Untranslatable(f"a {cls.__name__} of a module that does not keep its config")
     setting = Code(attribute(own.expr, str(found[SETTING])), static=True)
@@ -116,3 +115,19 @@ def _squeezed(node: ast.expr) -> ast.expr | None:
         case ast.Call(func=ast.Attribute(value=inner, attr="squeeze"), args=[ast.Constant(value=1)]):
             return inner
     return None
+
+
+class RecurrentMixers(Mechanism):
+    """Convolutions and scans."""
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """Functions that the analysis found to be canonical ops."""
+        form = form_of(function, frame)
+        return None if form is None else scan(function, form, args)
+
+    def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
+        """Modules that are."""
+        match callee:
+            case Instance(classes=(cls,)) if cls.__name__ in frame.translator.findings.scan_modules:
+                return scan_module(cls, args, frame)
+        return None

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from onboard.codegen.translate.args import Args
+from onboard.codegen.translate.frame import Frame, Mechanism
 from onboard.codegen.translate.syntax import attribute, call, same_code
+from onboard.codegen.translate.tensor_methods import tensor_method
 from onboard.codegen.translate.values import Code, Known, Value
 
 
@@ -54,8 +56,6 @@ def call_of(obj: Any, args: Args) -> Repeated | None:
 
 def method(owner: Code, attr: str, args: Args) -> Value | None:
     """Return `owner.repeat_interleave(times, dim=1)`, or a method's result where the owner is that; None for others."""
-    from onboard.codegen.translate.tensor_methods import tensor_method
-
     if attr == "repeat_interleave":
         given = {**dict(zip(("repeats", "dim"), args.positional, strict=False)), **args.keywords}
         return _repeated(owner, given.get("repeats"), given.get("dim"))
@@ -95,3 +95,15 @@ def _repeats_heads(function: Any) -> bool:
         return all(torch.equal(function(x, times), x.repeat_interleave(times, dim=1)) for times in (1, 2, 3))
     except Exception:  # whatever a helper of another kind raises says that it is of another kind
         return False
+
+
+class RepeatedHeads(Mechanism):
+    """Heads of keys and values that are repeated."""
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """Functions that repeat heads."""
+        return call_of(function, args)
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """Methods that do, and methods of what is repeated."""
+        return method(owner, attr, args) if isinstance(owner, Code) else None

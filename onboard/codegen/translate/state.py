@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Container
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
-
-import torch
+from dataclasses import dataclass, field
 
 from onboard.analysis.source import ModuleSource
-from onboard.codegen.translate import narrow, objects, rescaled
-from onboard.codegen.translate.forms import TRIANGLE
 from onboard.codegen.translate.holes import Hole
-from onboard.codegen.translate.object_values import Config, Global, Instance, Method, ModuleList, Self
-from onboard.codegen.translate.syntax import attribute
-from onboard.codegen.translate.values import NONE, Code, Known, Mask, Value
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.classes import Translator
-    from onboard.codegen.translate.frame import Frame
-
-
-def _is_triangular(buffer: torch.Tensor) -> bool:
-    rows, columns = buffer.shape[-2:] if buffer.dim() > 1 else (0, 1)
-    return rows == columns and bool((buffer == torch.ones_like(buffer).tril()).all())
+from onboard.codegen.translate.values import NONE, Value
 
 
 @dataclass
@@ -78,7 +61,6 @@ class ClassState:
     """A class under translation."""
 
     cls: type
-    translator: Translator
     attributes: dict[str, Value] = field(default_factory=dict)
     init: Routine | None = None
     methods: dict[str, Routine] = field(default_factory=dict)
@@ -97,46 +79,6 @@ class ClassState:
     def has(self, attr: str) -> bool:
         """Whether `self.attr` exists."""
         return attr in self.attributes or hasattr(self.cls, attr)
-
-    def attribute(self, attr: str, owner: ast.expr, frame: Frame) -> Value:
-        """Return `owner.attr` for an instance `owner` of this class."""
-        path = attribute(owner, attr)
-        if not (isinstance(owner, ast.Name) and owner.id == "self"):
-            self.read_outside.add(attr)
-        elif f"self.{attr}" in frame.env.values:
-            return frame.env.values[f"self.{attr}"]
-        match value := self.attributes.get(attr):
-            case Known() if frame.kind != "init" and (turned := rescaled.switched(self, attr)) is not None:
-                return turned
-            case Known() | Mask():
-                return value
-            case Instance():
-                own = isinstance(owner, ast.Name) and owner.id == "self"
-                return narrow.possible(replace(value, expr=path), attr, frame) if own else replace(value, expr=path)
-            case ModuleList(made=made):
-                return ModuleList(made, path)
-            case Config(obj=obj):
-                return Config(path, obj)
-            case Code(static=static, optional=optional):
-                form = TRIANGLE if frame.kind == "forward" and self._is_triangle(attr) else None
-                return Code(path, static, optional=optional, form=form)
-            case Global():
-                return value
-        return objects.module_fact(attr) or self._class_attribute(attr, path)
-
-    def _is_triangle(self, attr: str) -> bool:
-        """Whether a buffer is a causal mask of zeros and ones in all modules of this class."""
-        modules = [module for module in self.translator.model.modules() if type(module) is self.cls]
-        buffers = [module._buffers.get(attr) for module in modules]
-        return bool(buffers) and all(buffer is not None and _is_triangular(buffer) for buffer in buffers)
-
-    def _class_attribute(self, attr: str, path: ast.expr) -> Value:
-        value = inspect.getattr_static(self.cls, attr, None)
-        if isinstance(value, bool | int | float | str):
-            return Known(value)
-        if inspect.isroutine(value) or isinstance(value, staticmethod | classmethod):
-            return Method(Self(), attr)
-        return Code(path, optional=self.inherits_init)  # a bias may be None
 
 
 class Restart(Exception):

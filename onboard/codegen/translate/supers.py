@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from onboard.analysis.source import find_method, module_source
 from onboard.codegen.translate.args import Args, plain_call
 from onboard.codegen.translate.env import Env
-from onboard.codegen.translate.evaluate import evaluate
 from onboard.codegen.translate.execute import execute
 from onboard.codegen.translate.facts import bind
 from onboard.codegen.translate.forms import POSITIONS, ROWS
-from onboard.codegen.translate.frame import Frame
+from onboard.codegen.translate.frame import Frame, Program
 from onboard.codegen.translate.inline import defaults
 from onboard.codegen.translate.object_values import Config, Self
 from onboard.codegen.translate.syntax import Untranslatable, attribute, call, name
 from onboard.codegen.translate.values import NONE, Code, Known, Mapping, Value
 
-if TYPE_CHECKING:
-    from onboard.codegen.translate.classes import Translator
 
-
-def call_super(translator: Translator, attr: str, args: Args, frame: Frame) -> Value:
+def call_super(translator: Program, attr: str, args: Args, frame: Frame) -> Value:
     """Return `super().attr(...)`; the bases that the generated class does not have are written into it."""
     assert frame.cls is not None
     if attr != "__init__":
@@ -51,7 +46,7 @@ def call_super(translator: Translator, attr: str, args: Args, frame: Frame) -> V
     return NONE
 
 
-def execute_inside(translator: Translator, owner: type, node: ast.FunctionDef, args: Args, frame: Frame) -> Value:
+def execute_inside(translator: Program, owner: type, node: ast.FunctionDef, args: Args, frame: Frame) -> Value:
     """Write what a method does into the `__init__` that calls it; return what it returns at its end."""
     bound, rest = bind(node, args, method=True)
     inner = Frame(translator, module_source(owner.__module__), "init", frame.cls, owner, out=frame.out)
@@ -63,7 +58,7 @@ def execute_inside(translator: Translator, owner: type, node: ast.FunctionDef, a
     last = node.body[-1]
     returned = last.value if isinstance(last, ast.Return) else None
     execute(node.body if returned is None else node.body[:-1], inner)
-    value = NONE if returned is None else evaluate(returned, inner)
+    value = NONE if returned is None else inner.evaluate(returned)
     frame.env.values.update({key: value for key, value in inner.env.values.items() if key.startswith("self.")})
     return value
 

@@ -7,45 +7,19 @@ from dataclasses import replace
 
 import torch
 
-from onboard.codegen.translate import biases, causal, folded, indexer, repeats, scores
 from onboard.codegen.translate.args import Args, plain_call
-from onboard.codegen.translate.biases import KeyBias
-from onboard.codegen.translate.folded import Folded
-from onboard.codegen.translate.forms import CHANNELS, KEYS, POSITIONS, ROWS, UPCAST
+from onboard.codegen.translate.forms import CHANNELS, POSITIONS, ROWS, UPCAST
 from onboard.codegen.translate.object_values import Global
-from onboard.codegen.translate.syntax import Untranslatable, attribute
-from onboard.codegen.translate.values import NONE, Code, Known, Mask, Value
+from onboard.codegen.translate.syntax import attribute
+from onboard.codegen.translate.values import NONE, Code, Known, Value
 
 _POINTWISE = {"to", "float", "type", "type_as", "half", "bfloat16", "sigmoid", "tanh", "abs", "neg", "clamp"}
 _MOVES = {"transpose", "permute", "view", "reshape", "contiguous", "unsqueeze", "expand"}
 _ALONG_LAST = {"chunk", "split", "mean", "sum", "norm", "softmax"}
 
 
-def tensor_method(owner: Code, attr: str, args: Args, window: ast.expr | None = None) -> Value:
-    """Return a tensor method's result; a transposition of heads and sequence is put off as long as it can be.
-
-    `window` is that of the mask that the tensor is filled by.
-    """
-    if isinstance(owner, scores.Scores):
-        bare = plain_call(attribute(owner.expr, attr), _without_masks(args))
-        if isinstance(owner, indexer.IndexScores):
-            found = indexer.method(owner, attr, args, bare.expr)
-        else:
-            found = scores.method(owner, attr, args, bare.expr)
-        if found is not None:
-            return found
-    if isinstance(owner, Folded) and (changed := folded.method(owner, attr, args)) is not None:
-        return changed
-    if (repeated := repeats.method(owner, attr, args)) is not None:
-        return repeated
-    if attr == "masked_fill" and type(args.positional[0]) is Mask and not owner.static:
-        return causal.filled(owner, args.positional[1].code(), window)
-    if isinstance(owner, KeyBias):
-        return _bias_method(owner, attr, args)
-    if owner.form == KEYS and (keys := biases.key_method(owner, attr, args)) is not None:
-        return keys
-    if (apart := folded.fold(owner, attr, args)) is not None:
-        return apart
+def tensor_method(owner: Code, attr: str, args: Args) -> Value:
+    """Return a tensor method's result; a transposition of heads and sequence is put off as long as it can be."""
     known = [value.value for value in args.positional if isinstance(value, Known)]
     if (attr == "float" or (attr == "to" and _is_float32(args))) and owner.form is None and not owner.static:
         return replace(_cast(owner, attr, args), form=UPCAST)
@@ -83,22 +57,6 @@ def _rows_at_positions(owner: Code, args: Args) -> Code | None:
         case [Known(value=0), Code(form=str() as form) as positions] if form == POSITIONS:
             return Code(ast.Subscript(owner.code(), positions.code(), ast.Load()), form=ROWS)
     return None
-
-
-def _without_masks(args: Args) -> Args:
-    given = [item for item in args.positional if not isinstance(item, Mask)]
-    unmasked = [replace(item, masked=False) if isinstance(item, scores.Scores) else item for item in given]
-    return Args(unmasked, args.keywords, args.stars)
-
-
-def _bias_method(owner: KeyBias, attr: str, args: Args) -> Value:
-    if attr == "baddbmm":
-        first, second = (args.keywords.get(key) or args.positional[i] for i, key in enumerate(("batch1", "batch2")))
-        if (added := scores.added(owner, first, second, args.keywords)) is not None:
-            return added
-    if not biases.method(attr):
-        raise Untranslatable(f"a bias of positions and its {attr}")
-    return owner
 
 
 def _is_float32(args: Args) -> bool:

@@ -7,15 +7,13 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.syntax import Untranslatable
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.classes import Translator
 
 FUNCTION = "tie_weights"
 """The function of `onboard.modeling` that generated files tie blocks with."""

@@ -8,10 +8,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
+from typing import Any
 
-from onboard.codegen.translate.forms import UNIFORM
-from onboard.codegen.translate.frame import Frame
-from onboard.codegen.translate.values import Code
+import torch
+
+from onboard.codegen.translate.args import Args, is_static_call, plain_call
+from onboard.codegen.translate.forms import ONES, UNIFORM
+from onboard.codegen.translate.frame import Frame, Mechanism
+from onboard.codegen.translate.values import Code, Value
 
 
 def chosen(statement: ast.stmt, after: Sequence[ast.stmt], frame: Frame) -> ast.If | None:
@@ -52,3 +57,27 @@ class _WithoutIndex(ast.NodeTransformer):
         if isinstance(node.value, ast.Name):
             return ast.copy_location(ast.Name(node.value.id, node.ctx), node)
         return node.value
+
+
+class UniformBatches(Mechanism):
+    """Vectors with one number for all texts."""
+
+    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+        """`number * ones` is the number."""
+        ones = isinstance(op, ast.Mult) and isinstance(right, Code) and right.form == ONES
+        return Code(left.code(), static=True, form=UNIFORM) if ones and left.is_static else None
+
+    def compare(self, op: ast.cmpop, left: Value, right: Value) -> Value | None:
+        """Which texts have a number: all or none."""
+        uniform = isinstance(left, Code) and left.form == UNIFORM and left.static and right.is_static
+        return Code(ast.Compare(left.code(), [op], [right.code()]), static=True, form=UNIFORM) if uniform else None
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """A vector of ones."""
+        if function is torch.ones and len(args.positional) == 1 and type(args.positional[0]) is Code:
+            return None if is_static_call(function, args) else replace(plain_call(expr, args), form=ONES)
+        return None
+
+    def rest(self, statement: ast.stmt, after: Sequence[ast.stmt], frame: Frame) -> ast.stmt | None:
+        """What is done with the texts that have a number."""
+        return chosen(statement, after, frame)

@@ -8,23 +8,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import torch
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, masking_utils
 
+from onboard.codegen.translate.args import Args
+from onboard.codegen.translate.causal import filled
 from onboard.codegen.translate.decisions import decided_here
-from onboard.codegen.translate.object_values import Config
+from onboard.codegen.translate.frame import Frame, Mechanism, Program
+from onboard.codegen.translate.object_values import Config, MaskMaker
 from onboard.codegen.translate.scores import Scores
+from onboard.codegen.translate.state import ClassState, Routine
 from onboard.codegen.translate.syntax import Untranslatable, attribute, constant, name
 from onboard.codegen.translate.values import NONE, Code, Mask, Value
 from onboard.hf.architecture import text_config
-
-if TYPE_CHECKING:
-    from onboard.codegen.translate.args import Args
-    from onboard.codegen.translate.classes import Translator
-    from onboard.codegen.translate.frame import Frame
-    from onboard.codegen.translate.state import ClassState, Routine
 
 _LENGTH = 4
 _SLIDING = "sliding_attention"
@@ -82,13 +79,12 @@ def with_window(args: Args, frame: Frame) -> Args:
     return replace(args, keywords={"sliding_window": of_masks(frame), **args.keywords})
 
 
-def of_filled(owner: Code, attr: str, args: Args, frame: Frame) -> ast.expr | None:
-    """Return the window of the mask by which a tensor is filled, which the class's attention gets, too.
+def of_filled(frame: Frame) -> ast.expr | None:
+    """Return the window of a mask by which a tensor is filled, which the class's attention gets, too.
 
     With and without one are two models. Where layers differ there is none: then no attention has the mask's window.
     """
-    fills = attr == "masked_fill" and type(args.positional[0]) is Mask and not isinstance(owner, Scores)
-    if not fills or frame.cls is None or _kinds(frame.translator):
+    if frame.cls is None or _kinds(frame.translator):
         return None
     window = of_masks(frame)
     if not getattr(text_config(frame.translator.config), "sliding_window", None) or not decided_here(window, frame):
@@ -104,7 +100,7 @@ def _is_sliding() -> ast.expr:
     return ast.Compare(kind, [ast.Eq()], [constant(_SLIDING)])
 
 
-def guard(translator: Translator) -> None:
+def guard(translator: Program) -> None:
     """Where masks may have a window that attention does not get, have classes that make them assert that none has one.
 
     Where one window holds for all layers, all attention has to get it; where layers differ, some may be without one.
@@ -134,12 +130,12 @@ def _without_window(state: ClassState, field: str) -> ast.expr:
     raise Untranslatable("masks with a window by a class that does not know the layers' config")
 
 
-def _kinds(translator: Translator) -> Sequence[str]:
+def _kinds(translator: Program) -> Sequence[str]:
     """Return the layers' kinds; none where all layers have the same masks."""
     return getattr(text_config(translator.config), "layer_types", None) or ()
 
 
-def _calls(translator: Translator) -> list[ast.Call]:
+def _calls(translator: Program) -> list[ast.Call]:
     methods: chain[Routine] = chain.from_iterable(state.methods.values() for state in translator.states.values())
     routines = chain(methods, translator.functions.values())
     nodes = (node for routine in routines for statement in routine.body for node in ast.walk(statement))
@@ -157,3 +153,27 @@ def _has_window(call: ast.Call) -> bool:
     arguments = getattr(torch.ops.onboard, ast.unparse(call.func).removeprefix(f"{_OPS}.")).default._schema.arguments
     windows = [value for item, value in zip(arguments, call.args, strict=False) if item.name == "sliding_window"]
     return any(not (isinstance(value, ast.Constant) and value.value is None) for value in windows)
+
+
+class Windows(Mechanism):
+    """Windows of masks."""
+
+    def name(self, obj: object, frame: Frame) -> Value | None:
+        """Functions of transformers that make masks, perhaps with a window."""
+        if getattr(obj, "__module__", None) != "transformers.masking_utils":
+            return None
+        note(obj, frame)
+        chunked = obj is getattr(masking_utils, "create_chunked_causal_mask", None)
+        padding = obj is getattr(masking_utils, "create_recurrent_attention_mask", None)
+        return MaskMaker(chunked=chunked, padding=padding)
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """`x.masked_fill(mask, value)` of a mask that may have a window."""
+        fills = attr == "masked_fill" and isinstance(owner, Code) and type(args.positional[0]) is Mask
+        if not (fills and isinstance(owner, Code)) or owner.static or isinstance(owner, Scores):
+            return None
+        return filled(owner, args.positional[1].code(), of_filled(frame))
+
+    def finish(self, program: Program) -> None:
+        """No window is lost."""
+        guard(program)

@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 
 from onboard.codegen.translate import unrun
+from onboard.codegen.translate.all_mechanisms import MECHANISMS
 from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.classes import Translator
+from onboard.codegen.translate.findings import Findings
 from onboard.codegen.translate.object_values import Config
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.prune import prune
@@ -32,7 +35,15 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 """
 _COUNT = itertools.count()
 
-Translate = Callable[..., tuple[ClassState, str, str]]
+
+@dataclass(eq=False)
+class ToyState(ClassState):
+    """The class, and what it was translated with."""
+
+    translator: Translator = field(kw_only=True)
+
+
+Translate = Callable[..., tuple[ToyState, str, str]]
 
 
 @pytest.fixture
@@ -44,7 +55,7 @@ def translate(tmp_path: Path) -> Translate:
 
     def run(
         text: str, config: dict[str, Any] | None = None, scans: dict[str, str] | None = None, **given: Value
-    ) -> tuple[ClassState, str, str]:
+    ) -> tuple[ToyState, str, str]:
         module_name = f"toy_module_{next(_COUNT)}"
         path = tmp_path / f"{module_name}.py"
         path.write_text(HEAD + text, encoding="utf-8")
@@ -57,11 +68,12 @@ def translate(tmp_path: Path) -> Translate:
         values = SimpleNamespace(attribute_map={}, **(config or {}))
         model = module.Toy(values)
         model.config = values
-        translator = Translator(model, {}, {}, scans)
+        translator = Translator(model, Findings(scans=scans or {}), MECHANISMS)
         state = _translated(translator, module.Toy, {"x": Code(name("x")), **given})
         prune(translator)
         assert state.init is not None
-        return state, print_block(state.init.body), print_block(state.methods["forward"].body)
+        toy = ToyState(**vars(state), translator=translator)
+        return toy, print_block(state.init.body), print_block(state.methods["forward"].body)
 
     return run
 

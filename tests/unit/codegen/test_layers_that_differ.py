@@ -14,6 +14,7 @@ import torch
 
 from onboard.analysis.recognise.probe import probe_rope, probe_rotary
 from onboard.analysis.recognise.recorder import FunctionCall
+from onboard.codegen.translate.all_mechanisms import MECHANISMS
 from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.classes import Translator
 from onboard.codegen.translate.object_values import Config
@@ -88,7 +89,7 @@ def layer_forward(tmp_path: Path) -> Callable[[str], str]:
         config = SimpleNamespace(attribute_map={}, size=4, kinds=["wide", "slim"])
         model = module.Toy(config)
         model.config = config
-        translator = Translator(model, {}, {})
+        translator = Translator(model, mechanisms=MECHANISMS)
         (state,) = translator.reached(
             translator.construct(module.Toy, Args([Config(name("config"), translator.config)], {}, []))
         )

@@ -15,8 +15,10 @@ import torch
 
 import onboard.ops  # noqa: F401
 from onboard.analysis.recognise.position_biases import deviation
+from onboard.codegen.translate.all_mechanisms import MECHANISMS
 from onboard.codegen.translate.args import Args
 from onboard.codegen.translate.classes import Translator
+from onboard.codegen.translate.findings import Findings
 from onboard.codegen.translate.object_values import Config
 from onboard.codegen.translate.printer import print_block
 from onboard.codegen.translate.syntax import Untranslatable, name
@@ -84,7 +86,7 @@ def translated(
     values = SimpleNamespace(attribute_map={}, heads=4, hidden=32, keys=50, scaled=False, **config)
     model = module.Toy(values)
     model.config = values
-    translator = Translator(model, {}, {}, alibi=alibi)
+    translator = Translator(model, Findings(alibi=alibi), MECHANISMS)
     translator.__dict__["counts_positions"] = True
     translator.specialised = specialised is not None
     config_value = Config(name("config"), translator.config)

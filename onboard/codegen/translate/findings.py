@@ -1,0 +1,55 @@
+"""What the analysis says of a model, in the terms that the translation needs: by the names of classes and functions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+NORMS = ("rmsnorm", "layernorm", "l2norm")
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """How a class is generated: the kind of its block and the parameters of the kind's template."""
+
+    kind: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def own_init(self) -> bool:
+        """Whether the template writes `__init__`, too."""
+        return self.kind == "rotary"
+
+    @property
+    def last_dimension_only(self) -> bool:
+        """Whether the block treats all dimensions but the last alike, so that swapping these does not matter."""
+        return self.kind in NORMS and not self.parameters.get("per_head")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What is known of a model's classes and functions before they are translated."""
+
+    recognised: Mapping[str, Recognised] = field(default_factory=dict)
+    """Class -> how its block is generated from a template."""
+    ropes: Mapping[str, str] = field(default_factory=dict)
+    """Function -> the canonical op that applies RoPE as it does."""
+    rope_dims: Mapping[str, int] = field(default_factory=dict)
+    """Function -> where it gives complex numbers the dimension of heads."""
+    rope_tables: Mapping[str, int] = field(default_factory=dict)
+    """Function that applies RoPE and takes its tables whole -> the tables' dimensions."""
+    scans: Mapping[str, str] = field(default_factory=dict)
+    """Function -> the canonical op of a recurrent mixer that it is."""
+    scan_modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Class -> the canonical op that its modules, which have no weights, are."""
+    loops: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """Class -> the loops in its methods that are canonical ops."""
+    latents: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Class of latent attention -> the names of its parts."""
+    masks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Function or method that makes causal masks -> the kinds of those that it returns."""
+    eager: Collection[str] = ()
+    """Paths of a composite's towers, which the generated model leaves out."""
+    alibi: bool = False
+    """Attention has a bias that is linear in the key's position."""
