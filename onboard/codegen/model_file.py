@@ -21,16 +21,17 @@ from onboard.codegen.config_class import plain_config_class
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
 from onboard.codegen.plain_names import with_plain_names
-from onboard.codegen.translate import chosen, compressed, experts
-from onboard.codegen.translate.all_mechanisms import MECHANISMS
-from onboard.codegen.translate.classes import Translator
-from onboard.codegen.translate.emit import ClassText, MethodText, config_of, emit, rope_default
-from onboard.codegen.translate.findings import NORMS, Findings, Recognised
-from onboard.codegen.translate.object_values import Config
-from onboard.codegen.translate.rescaled import LINEAR
-from onboard.codegen.translate.state import ClassState
-from onboard.codegen.translate.syntax import Untranslatable
-from onboard.codegen.translate.ties import FUNCTION
+from onboard.codegen.translate.language.findings import NORMS, Findings, Recognised
+from onboard.codegen.translate.language.object_values import Config
+from onboard.codegen.translate.language.program.classes import Translator
+from onboard.codegen.translate.language.state import ClassState
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.mechanisms import experts
+from onboard.codegen.translate.mechanisms.attention import chosen, compressed
+from onboard.codegen.translate.mechanisms.order import MECHANISMS
+from onboard.codegen.translate.mechanisms.rescaled import LINEAR
+from onboard.codegen.translate.output.emit import ClassText, MethodText, config_of, emit, rope_default
+from onboard.codegen.translate.output.ties import FUNCTION
 from onboard.errors import OnboardError
 from onboard.hf.codebooks import places_of
 from onboard.render import render

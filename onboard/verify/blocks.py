@@ -36,7 +36,7 @@ from onboard.analysis.tiny.tiny_model import (
     randomize,
     vocabulary,
 )
-from onboard.codegen.translate import chosen, compressed
+from onboard.codegen.translate.mechanisms.attention import chosen, compressed
 from onboard.errors import OnboardError
 from onboard.graph.export.guards import broken_guards
 from onboard.hf.expert_weights import separate_experts

@@ -20,6 +20,9 @@ FLOORS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("workflow",), ("bench",), ("standalone",)),
     (("verify",), ("review",), ("testing",)),
     (("codegen",),),
+    (("codegen.translate.output",),),
+    (("codegen.translate.mechanisms",),),
+    (("codegen.translate.language",),),
     (("analysis",),),
     (("runtime", "verify.self_check", "verify.ways"),),
     (("graph",),),
@@ -35,7 +38,7 @@ ROOMS: dict[str, Room] = {
 ENTRANCES = (PACKAGE / "__init__.py", PACKAGE / "__main__.py")
 MOST_FILE_LINES, MOST_FUNCTION_LINES, MOST_FILES = 450, 60, 16
 # Not divided yet.
-WIDE = {"onboard/ops", "onboard/ops/triton", "onboard/codegen/translate"}
+WIDE = {"onboard/ops", "onboard/ops/triton"}
 
 
 def python_files(*folders: Path) -> list[Path]:
@@ -87,6 +90,8 @@ def is_upward(importer: Room | None, imported: Room | None) -> bool:
     ("importer", "imported", "upward"),
     [
         ("onboard.graph.fx", "onboard.ops.norm", False),
+        ("onboard.codegen.translate.language.frame", "onboard.codegen.translate.mechanisms.loops", True),
+        ("onboard.codegen.translate.mechanisms.attention.scores", "onboard.codegen.translate.language.frame", False),
         ("onboard.graph.fx", "onboard.runtime.engine", True),
         ("onboard.ops.norm", "onboard.graph.fx", True),
         ("onboard.analysis.spec", "onboard.codegen.format", True),

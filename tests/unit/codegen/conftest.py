@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from onboard.codegen.translate import unrun
-from onboard.codegen.translate.all_mechanisms import MECHANISMS
-from onboard.codegen.translate.args import Args
-from onboard.codegen.translate.classes import Translator
-from onboard.codegen.translate.findings import Findings
-from onboard.codegen.translate.object_values import Config
-from onboard.codegen.translate.printer import print_block
-from onboard.codegen.translate.prune import prune
-from onboard.codegen.translate.state import ClassState, Restart
-from onboard.codegen.translate.syntax import name
-from onboard.codegen.translate.values import Code, Value
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.findings import Findings
+from onboard.codegen.translate.language.object_values import Config
+from onboard.codegen.translate.language.program import unrun
+from onboard.codegen.translate.language.program.classes import Translator
+from onboard.codegen.translate.language.state import ClassState, Restart
+from onboard.codegen.translate.language.trees.syntax import name
+from onboard.codegen.translate.language.values import Code, Value
+from onboard.codegen.translate.mechanisms.order import MECHANISMS
+from onboard.codegen.translate.output.printer import print_block
+from onboard.codegen.translate.output.prune import prune
 
 HEAD = """
 import math

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, CodeGenConfig, GPTJConfig, GPTNeoConfig, PretrainedConfig
 
-from onboard.codegen.translate.cleanup import clean
-from onboard.codegen.translate.state import ClassState
+from onboard.codegen.translate.language.state import ClassState
+from onboard.codegen.translate.language.trees.cleanup import clean
 from onboard.testing import assert_rmse_close, copy_weights, fresh_seed, generated_causal_lm, hf_causal_lm
 
 Translate = Callable[..., tuple[ClassState, str, str]]

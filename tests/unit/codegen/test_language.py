@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from onboard.codegen.translate.printer import print_block
-from onboard.codegen.translate.state import ClassState
-from onboard.codegen.translate.syntax import Untranslatable
-from onboard.codegen.translate.values import PaddingMask
+from onboard.codegen.translate.language.state import ClassState
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.values import PaddingMask
+from onboard.codegen.translate.output.printer import print_block
 
 Translate = Callable[..., tuple[ClassState, str, str]]
 PARTS = """

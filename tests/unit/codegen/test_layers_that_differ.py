@@ -14,13 +14,13 @@ import torch
 
 from onboard.analysis.recognise.probe import probe_rope, probe_rotary
 from onboard.analysis.recognise.recorder import FunctionCall
-from onboard.codegen.translate.all_mechanisms import MECHANISMS
-from onboard.codegen.translate.args import Args
-from onboard.codegen.translate.classes import Translator
-from onboard.codegen.translate.object_values import Config
-from onboard.codegen.translate.printer import print_block
-from onboard.codegen.translate.syntax import name
-from onboard.codegen.translate.values import Code
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.object_values import Config
+from onboard.codegen.translate.language.program.classes import Translator
+from onboard.codegen.translate.language.trees.syntax import name
+from onboard.codegen.translate.language.values import Code
+from onboard.codegen.translate.mechanisms.order import MECHANISMS
+from onboard.codegen.translate.output.printer import print_block
 
 _COUNT = itertools.count()
 HEAD = """

@@ -10,7 +10,7 @@ from transformers import AutoConfig, masking_utils
 
 from onboard.analysis.analyze import analyze
 from onboard.codegen.model_file import generate_model_file
-from onboard.codegen.translate.windows import _cuts
+from onboard.codegen.translate.mechanisms.attention.windows import _cuts
 from onboard.errors import OnboardError
 from onboard.graph.factory import ModelFactory
 from onboard.verify.blocks import prove

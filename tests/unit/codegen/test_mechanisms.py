@@ -10,14 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from onboard.codegen.translate.args import Args
-from onboard.codegen.translate.classes import Translator
-from onboard.codegen.translate.frame import Frame, Mechanism
-from onboard.codegen.translate.mechanisms import Mechanisms
-from onboard.codegen.translate.object_values import Config
-from onboard.codegen.translate.printer import print_block
-from onboard.codegen.translate.syntax import attribute, call, name
-from onboard.codegen.translate.values import Code, Value
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.in_order import Mechanisms
+from onboard.codegen.translate.language.object_values import Config
+from onboard.codegen.translate.language.program.classes import Translator
+from onboard.codegen.translate.language.trees.syntax import attribute, call, name
+from onboard.codegen.translate.language.values import Code, Value
+from onboard.codegen.translate.output.printer import print_block
 
 TOY = """
 import torch

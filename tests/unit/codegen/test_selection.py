@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from onboard.codegen.translate.selection import always
+from onboard.codegen.translate.language.trees.selection import always
 
 
 def _branch(text: str) -> ast.If:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from onboard.codegen.translate.argument_types import of_module
-from onboard.codegen.translate.cleanup import clean
-from onboard.codegen.translate.state import ClassState
+from onboard.codegen.translate.language.state import ClassState
+from onboard.codegen.translate.language.trees.cleanup import clean
+from onboard.codegen.translate.output.argument_types import of_module
 
 Translate = Callable[..., tuple[ClassState, str, str]]
 

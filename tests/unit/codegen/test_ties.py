@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from onboard.codegen.translate.syntax import Untranslatable
-from onboard.codegen.translate.ties import SharedBlock, shared_blocks
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.output.ties import SharedBlock, shared_blocks
 from onboard.modeling import tie_weights
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from onboard.codegen.translate.printer import print_block
-from onboard.codegen.translate.state import ClassState
-from onboard.codegen.translate.syntax import Untranslatable, name
-from onboard.codegen.translate.values import Code, Known, Mask
+from onboard.codegen.translate.language.state import ClassState
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
+from onboard.codegen.translate.language.values import Code, Known, Mask
+from onboard.codegen.translate.output.printer import print_block
 
 Translate = Callable[..., tuple[ClassState, str, str]]
 

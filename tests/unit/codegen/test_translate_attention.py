@@ -15,14 +15,14 @@ import torch
 
 import onboard.ops  # noqa: F401
 from onboard.analysis.recognise.position_biases import deviation
-from onboard.codegen.translate.all_mechanisms import MECHANISMS
-from onboard.codegen.translate.args import Args
-from onboard.codegen.translate.classes import Translator
-from onboard.codegen.translate.findings import Findings
-from onboard.codegen.translate.object_values import Config
-from onboard.codegen.translate.printer import print_block
-from onboard.codegen.translate.syntax import Untranslatable, name
-from onboard.codegen.translate.values import Code, Mask, Value
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.findings import Findings
+from onboard.codegen.translate.language.object_values import Config
+from onboard.codegen.translate.language.program.classes import Translator
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
+from onboard.codegen.translate.language.values import Code, Mask, Value
+from onboard.codegen.translate.mechanisms.order import MECHANISMS
+from onboard.codegen.translate.output.printer import print_block
 from onboard.testing.calls import alibi_slopes
 
 HEAD = "import math\nimport torch\nfrom torch import nn\n\n\n"

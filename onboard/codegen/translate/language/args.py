@@ -1,0 +1,47 @@
+"""The evaluated arguments of a call."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Any
+
+from onboard.codegen.translate.language.values import Code, Known, Value
+
+
+@dataclass
+class Args:
+    """Evaluated arguments; `*opaque` parts stay code."""
+
+    positional: list[Value]
+    keywords: dict[str, Value]
+    stars: list[int]
+    """Positions of arguments that are written with a star."""
+
+    def static(self) -> bool:
+        """Whether all are static."""
+        return all(each.is_static for each in (*self.positional, *self.keywords.values()))
+
+    def known(self) -> bool:
+        """Whether all are constants."""
+        return all(isinstance(value, Known) for value in (*self.positional, *self.keywords.values()))
+
+    def code(self) -> tuple[list[ast.expr], list[ast.keyword]]:
+        """Return the arguments as code."""
+        positional = [
+            ast.Starred(value.code(), ast.Load()) if index in self.stars else value.code()
+            for index, value in enumerate(self.positional)
+        ]
+        return positional, [ast.keyword(key, value.code()) for key, value in self.keywords.items()]
+
+
+def plain_call(function: ast.expr, args: Args, static: bool = False) -> Code:
+    """Return a call that stays as it is."""
+    positional, keywords = args.code()
+    return Code(ast.Call(function, positional, keywords), static)
+
+
+def is_static_call(function: Any, args: Args) -> bool:
+    """Whether a call depends on config and constants only: PyTorch's functions make tensors."""
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return args.static() and not str(module).startswith("torch")

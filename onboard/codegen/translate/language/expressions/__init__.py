@@ -1,0 +1,1 @@
+"""Expressions: operators, names and attributes, items, calls, comprehensions."""

@@ -1,0 +1,121 @@
+"""Calls of Python's own functions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.expressions import objects
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.object_values import Config, Global, Self, Super
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Mask, Value
+
+
+def _isinstance(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    value, classes = args.positional
+    match value, classes:
+        case Known(value=known), Global(obj=cls):
+            return Known(isinstance(known, cls))
+        case Known(value=known), Items(items=options) if all(isinstance(item, Global) for item in options):
+            return Known(isinstance(known, tuple(item.obj for item in options if isinstance(item, Global))))
+        case Mapping(), Global(obj=cls):
+            return Known(cls is dict)
+        case Items(), Global(obj=cls):
+            return Known(cls in (tuple, list))
+        case Mask(), _:
+            return Known(False)
+        case Code(static=False), Global(obj=cls):
+            return Known(cls is torch.Tensor)
+        case Code(static=False), Items(items=options):
+            return Known(any(isinstance(item, Global) and item.obj is torch.Tensor for item in options))
+    return plain_call(expr, args, args.static())
+
+
+def _getattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    owner, key, *default = args.positional
+    if not (isinstance(key, Known) and isinstance(key.value, str)):
+        if isinstance(owner, Self):
+            raise Untranslatable("an attribute with a computed name")
+        return plain_call(expr, args, args.static())
+    if isinstance(owner, Config):
+        if objects.declares(owner.obj, key.value) or key.value in objects.CONFIG_FACTS:
+            return objects.get_attribute(owner, key.value, frame)
+        return plain_call(expr, args, True)
+    if isinstance(owner, Self) and frame.cls is not None and not frame.cls.has(key.value) and default:
+        return default[0]
+    return objects.get_attribute(owner, key.value, frame)
+
+
+def _hasattr(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    match args.positional:
+        case [Config(obj=config), Known(value=str() as key)] if objects.declares(config, key):
+            return Known(True)
+        case [Self(), Known(value=str() as key)] if frame.cls is not None and key not in frame.cls.sometimes:
+            return Known(frame.cls.has(key))
+        case [Self(), Known(value=str())]:
+            return plain_call(expr, args, static=True)
+    return plain_call(expr, args, args.static())
+
+
+def _len(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    match args.positional:
+        case [Items() | Mapping() as value]:
+            return Known(len(value.items))
+    return _fold(len)(expr, args, frame)
+
+
+def _listing(kind: type) -> Callable[[ast.expr, Args, Frame], Value]:
+    def handle(expr: ast.expr, args: Args, frame: Frame) -> Value:
+        match args.positional:
+            case []:
+                return Items(())
+            case [Items()]:
+                return args.positional[0]
+        return plain_call(expr, args, args.static())
+
+    return handle
+
+
+def _smallest(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    """Return `min(a, b)`; of sizes that are symbols in an exported graph it must not compare them."""
+    if len(args.positional) == 2 and not args.static():
+        return plain_call(attribute(name("torch"), "sym_min"), args)
+    return _fold(min)(expr, args, frame)
+
+
+def _dict(expr: ast.expr, args: Args, frame: Frame) -> Value:
+    base = args.positional[0] if args.positional else Mapping({})
+    if not isinstance(base, Mapping):
+        raise Untranslatable("dict() of an unknown value")
+    return Mapping({**base.items, **args.keywords})
+
+
+def _fold(function: Callable[..., Any]) -> Callable[[ast.expr, Args, Frame], Value]:
+    def handle(expr: ast.expr, args: Args, frame: Frame) -> Value:
+        if args.known():
+            keywords = {key: value.value for key, value in args.keywords.items()}  # type: ignore[attr-defined]
+            return Known(function(*(value.value for value in args.positional), **keywords))  # type: ignore[attr-defined]
+        return plain_call(expr, args, args.static())
+
+    return handle
+
+
+BUILTINS: dict[Any, Callable[[ast.expr, Args, Frame], Value]] = {
+    isinstance: _isinstance,
+    getattr: _getattr,
+    hasattr: _hasattr,
+    len: _len,
+    tuple: _listing(tuple),
+    list: _listing(list),
+    dict: _dict,
+    super: lambda expr, args, frame: Super(),
+    print: lambda expr, args, frame: NONE,
+    **{item: _fold(item) for item in (int, float, str, bool, max, abs, round, slice)},
+    min: _smallest,
+    **{item: lambda expr, args, frame: plain_call(expr, args, args.static()) for item in (range, set, sorted, sum)},
+}

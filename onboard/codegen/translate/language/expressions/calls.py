@@ -1,0 +1,204 @@
+"""Evaluate calls partially."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections import UserDict
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.utils import is_torchdynamo_compiling
+
+from onboard.codegen.translate.language.args import Args, is_static_call, plain_call
+from onboard.codegen.translate.language.expressions import composite, objects
+from onboard.codegen.translate.language.expressions.builtin_calls import BUILTINS
+from onboard.codegen.translate.language.expressions.tensor_methods import tensor_method
+from onboard.codegen.translate.language.forms import SHARED
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.object_values import (
+    Choice,
+    Config,
+    Global,
+    Instance,
+    Made,
+    Method,
+    ModuleList,
+    Self,
+    Super,
+)
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute
+from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
+
+_DROPOUTS = (nn.functional.dropout, torch.dropout)
+_IDENTITIES = (nn.Dropout, nn.Identity)
+
+
+def evaluate_call(node: ast.Call, frame: Frame) -> Value:
+    """Return the value of a call."""
+    if isinstance(node.func, ast.Attribute):
+        owner = frame.settle(frame.evaluate(node.func.value))
+        if objects.is_logger(owner):
+            return NONE
+        return _call_method(owner, node.func.attr, _arguments(node, frame), frame)
+    return call_value(frame.evaluate(node.func), _arguments(node, frame), frame)
+
+
+def _arguments(node: ast.Call, frame: Frame) -> Args:
+    args = Args([], {}, [])
+    for item in node.args:
+        value = frame.settle(frame.evaluate(item.value if isinstance(item, ast.Starred) else item))
+        if isinstance(item, ast.Starred) and isinstance(value, Items):
+            args.positional.extend(value.items)
+            continue
+        if isinstance(item, ast.Starred):
+            args.stars.append(len(args.positional))
+        args.positional.append(value)
+    for keyword in node.keywords:
+        value = frame.settle(frame.evaluate(keyword.value))
+        if keyword.arg is not None:
+            args.keywords[keyword.arg] = value
+        elif isinstance(value, Mapping):
+            args.keywords.update(value.items)
+        else:
+            raise Untranslatable(f"** of an unknown dict at {frame.source.location(node)}")
+    return args
+
+
+def call_value(callee: Value, args: Args, frame: Frame) -> Value:
+    """Return `callee(*args)`."""
+    if not isinstance(callee, Global) and (known_as := frame.mechanisms.call_value(callee, args, frame)) is not None:
+        return known_as
+    match callee:
+        case Global(obj=obj, expr=expr):
+            return _call_global(obj, expr, args, frame)
+        case Instance() if all(issubclass(cls, _IDENTITIES) for cls in callee.classes):
+            return args.positional[0]
+        case Instance():
+            return frame.translator.call_module(callee, args, frame)
+        case Choice():
+            return _chosen(callee, args, frame)
+        case Method(owner=owner, name=attr):
+            return _call_method(owner, attr, args, frame)
+        case Code(expr=expr, static=static):
+            return plain_call(expr, args, static and args.static())
+    raise Untranslatable(f"a call of a {type(callee).__name__}")
+
+
+def _chosen(choice: Choice, args: Args, frame: Frame) -> Value:
+    """Return what a call of one of two functions gives, as `a() if test else b()`."""
+    first, second = (call_value(option, args, frame) for option in (choice.first, choice.second))
+    expr = ast.IfExp(choice.test, first.code(), second.code())
+    if isinstance(first, Instance) and isinstance(second, Instance):
+        return Instance(first.made + second.made, expr, first.optional or second.optional)
+    return Code(expr)
+
+
+def _call_method(owner: Value, attr: str, args: Args, frame: Frame) -> Value:
+    if (known_as := frame.mechanisms.call_method(owner, attr, args, frame)) is not None:
+        return known_as
+    match owner:
+        case Self():
+            return frame.translator.call_own_method(attr, args, frame)
+        case Super():
+            return frame.translator.call_super(attr, args, frame)
+        case Mapping():
+            return _mapping_method(owner, attr, args, frame)
+        case ModuleList() if attr == "keys":
+            return Code(plain_call(attribute(owner.expr, attr), args).expr, static=True)
+        case Code():
+            return tensor_method(owner, attr, args)
+        case Known(value=value) if args.known():
+            return Known(getattr(value, attr)(*(item.value for item in args.positional)))  # type: ignore[attr-defined]
+        case Config() if attr == "get_text_config":
+            return composite.text_config(owner)
+        case Global(obj=type() as cls) if attr == "apply" and issubclass(cls, torch.autograd.Function):
+            return frame.translator.call_autograd(cls, args, frame)
+        case Instance() if attr == "forward":
+            return call_value(owner, args, frame)
+        case Instance(classes=classes) if all(frame.translator.has_method(cls, attr) for cls in classes):
+            return frame.translator.call_module(owner, args, frame, attr)
+        case Instance() if attr == "register_buffer":
+            frame.emit(ast.Expr(plain_call(attribute(owner.code(), attr), args).expr))
+            return NONE
+    return call_value(objects.get_attribute(owner, attr, frame), args, frame)
+
+
+def _mapping_method(owner: Mapping, attr: str, args: Args, frame: Frame) -> Value:
+    key = args.positional[0].value if args.positional and isinstance(args.positional[0], Known) else None
+    default = args.positional[1] if len(args.positional) > 1 else NONE
+    if attr == "copy":
+        return Mapping(dict(owner.items))
+    if attr in ("get", "pop") and isinstance(key, str):
+        value = owner.items.get(key, default)
+        if attr == "pop":
+            owner.items.pop(key, None)
+        return value
+    if attr == "update" and not args.stars:
+        for item in args.positional:
+            if not isinstance(item, Mapping):
+                raise Untranslatable("update of a dict by an unknown one")
+            owner.items.update(item.items)
+        owner.items.update(args.keywords)
+        return NONE
+    if attr in ("keys", "values", "items"):
+        pairs: list[tuple[Value, Value]] = [(Known(entry), value) for entry, value in owner.items.items()]
+        if attr == "items":
+            return Items(tuple(map(Items, pairs)))
+        return Items(tuple(pair[attr == "values"] for pair in pairs))
+    raise Untranslatable(f"dict.{attr}")
+
+
+def _call_global(obj: Any, expr: ast.expr, args: Args, frame: Frame) -> Value:
+    if obj in _DROPOUTS:
+        return args.positional[0]
+    if obj is copy.deepcopy and isinstance(args.positional[0], Config):
+        return replace(args.positional[0], copy=plain_call(expr, args).expr)
+    if obj is is_torchdynamo_compiling:
+        return Known(True)  # generated code is made for export
+    if objects.asks_for_package(obj):
+        return Known(False)  # kernels of other packages: generated code has its own
+    if getattr(obj, "__module__", None) == "transformers.initialization":
+        return NONE  # weights come from a checkpoint
+    if (known_as := frame.mechanisms.call(obj, expr, args, frame)) is not None:
+        return known_as
+    if (handler := BUILTINS.get(obj) if isinstance(obj, type) or callable(obj) else None) is not None:
+        return handler(expr, args, frame)
+    if objects.is_cache(obj):
+        return NONE  # nothing was before the text
+    if objects.is_output(obj):
+        return objects.output(obj, args.positional, args.keywords)
+    if objects.is_module(obj):
+        return _construct(obj, expr, args, frame)
+    if (chosen := composite.chosen_class(obj, args)) is not None:
+        return frame.translator.construct(chosen, args)
+    if frame.translator.is_helper(obj):
+        return frame.translator.call_function(obj, args, frame)
+    if isinstance(obj, type) and issubclass(obj, UserDict) and all(item.equals(NONE) for item in args.positional):
+        return Code(ast.Dict([], []), form=SHARED)
+    return plain_call(expr, args, is_static_call(obj, args))
+
+
+def _construct(cls: type, expr: ast.expr, args: Args, frame: Frame) -> Value:
+    if cls is nn.ModuleList:
+        return _module_list(expr, args)
+    if cls is nn.ModuleDict and all(item.equals(Mapping({})) for item in args.positional):
+        return ModuleList((), ast.Call(expr, [], []))
+    if frame.translator.translates(cls):
+        return frame.translator.construct(cls, args)
+    return Instance((Made(cls),), plain_call(expr, args).expr)
+
+
+def _module_list(expr: ast.expr, args: Args) -> Value:
+    match args.positional:
+        case []:
+            return ModuleList((), ast.Call(expr, [], []))
+        case [ModuleList(made=made, expr=items)]:
+            return ModuleList(made, ast.Call(expr, [items], []))
+        case [Items(items=tuple() as items)] if all(isinstance(item, Instance) for item in items):
+            made = tuple(way for item in items if isinstance(item, Instance) for way in item.made)
+            elements = ast.List([item.code() for item in items], ast.Load())
+            return ModuleList(made, ast.Call(expr, [elements], []))
+    raise Untranslatable("a ModuleList of unknown modules")

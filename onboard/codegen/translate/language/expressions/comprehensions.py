@@ -1,0 +1,157 @@
+"""Comprehensions: of modules, over known items, and over what is known at run time only."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from onboard.codegen.translate.language.env import Env
+from onboard.codegen.translate.language.expressions import dicts
+from onboard.codegen.translate.language.forms import MAYBE
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.holes import Result
+from onboard.codegen.translate.language.object_values import Choice, Instance, ModuleList
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, call, name, same_code
+from onboard.codegen.translate.language.values import Code, Items, Mask, PaddingMask, Value
+
+
+def comprehension(
+    node: ast.ListComp | ast.GeneratorExp | ast.SetComp, frame: Frame, before: Sequence[ast.Assign] = ()
+) -> Value:
+    """Return a comprehension with one loop; a list of modules is recognised by its element.
+
+    `before` are assignments that come before each element, whose values are written where they are read.
+    """
+    generator = _only_loop(node, frame)
+    if (items := _known_items(generator, frame)) is not None and not before:
+        return _unrolled(node.elt, generator.target, items, frame)
+    over, env = _loop_variables(generator, frame)
+    with frame.branch(env) as statements:
+        for assignment in before:
+            _substitute(assignment, frame)
+        element = frame.evaluate(node.elt)
+        tests = [frame.evaluate(item).code() for item in generator.ifs]
+    _check_pure(statements, node, frame)
+    expr = type(node)(element.code(), [ast.comprehension(generator.target, over, tests, 0)])
+    if isinstance(element, Instance):
+        return ModuleList(element.made, expr)
+    return Code(expr, _is_static(generator, env) and element.is_static)
+
+
+def dict_comprehension(node: ast.DictComp, frame: Frame) -> Value:
+    """Return `{key: value for ...}`; one of masks is as good as a mask."""
+    generator = _only_loop(node, frame)
+    if (known := dicts.unrolled(node, frame)) is not None:
+        return known
+    over, env = _loop_variables(generator, frame)
+    with frame.branch(env) as statements:
+        key, value = frame.evaluate(node.key).code(), frame.evaluate(node.value)
+        value = Code(value.expr) if isinstance(value, Result) and value.is_plain_tuple else frame.settle(value)
+        tests = [frame.evaluate(item).code() for item in generator.ifs]
+    if isinstance(value, Mask):
+        return value if not isinstance(value, PaddingMask) else PaddingMask()
+    _check_pure(statements, node, frame)
+    if (original := dicts.copied(node, key, value)) is not None:
+        return frame.evaluate(original)
+    form = f"dict of {value.form or MAYBE}" if isinstance(value, Code) and (value.form or value.optional) else None
+    loop = ast.comprehension(generator.target, over, tests, 0)
+    return Code(ast.DictComp(key, value.code(), [loop]), _is_static(generator, env) and value.is_static, form=form)
+
+
+def _only_loop(node: ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp, frame: Frame) -> ast.comprehension:
+    if len(node.generators) > 1:
+        raise Untranslatable(f"a nested comprehension at {frame.source.location(node)}")
+    return node.generators[0]
+
+
+def _loop_variables(generator: ast.comprehension, frame: Frame) -> tuple[ast.expr, Env]:
+    """Return what a comprehension runs over, and the variables with its own."""
+    over, element = iteration(generator.iter, frame)
+    env = Env(dict(frame.env.values))
+    bind_target(generator.target, element, env)
+    return over, env
+
+
+def _is_static(generator: ast.comprehension, env: Env) -> bool:
+    names = [item.id for item in ast.walk(generator.target) if isinstance(item, ast.Name)]
+    return all(env.values[item].is_static for item in names)
+
+
+def _substitute(assignment: ast.Assign, frame: Frame) -> None:
+    (target,) = assignment.targets
+    assert isinstance(target, ast.Name)
+    value = frame.evaluate(assignment.value)
+    if not (value.is_static or isinstance(value, Choice)):
+        raise Untranslatable(f"a list whose elements are computed in several steps, {target.id} first")
+    frame.env.values[target.id] = value
+
+
+def _check_pure(statements: list[ast.stmt], node: ast.expr, frame: Frame) -> None:
+    if statements:
+        raise Untranslatable(f"a comprehension with statements at {frame.source.location(node)}")
+
+
+def _known_items(generator: ast.comprehension, frame: Frame) -> tuple[Value, ...] | None:
+    """Return what a comprehension runs over when all of it is known."""
+    if generator.ifs or not isinstance(generator.target, ast.Name):
+        return None
+    with frame.branch(Env(dict(frame.env.values))) as statements:
+        value = frame.evaluate(generator.iter)
+    return value.items if isinstance(value, Items) and not statements else None
+
+
+def _unrolled(element: ast.expr, target: ast.expr, items: tuple[Value, ...], frame: Frame) -> Value:
+    """Return the elements that a comprehension over known items makes."""
+    out = []
+    for item in items:
+        env = Env(dict(frame.env.values))
+        env.values[ast.unparse(target)] = item
+        with frame.branch(env) as statements:
+            out.append(frame.evaluate(element))
+        _check_pure(statements, element, frame)
+    first = out[0] if out else None
+    if isinstance(first, Instance) and len(out) > 1 and all(_same_module(first, other) for other in out):
+        loop = ast.comprehension(name("_", store=True), call(name("range"), ast.Constant(len(out))), [], 0)
+        return ModuleList(first.made, ast.ListComp(first.expr, [loop]))
+    return Items(tuple(out))
+
+
+def _same_module(first: Instance, other: Value) -> bool:
+    return isinstance(other, Instance) and same_code(first.expr, other.expr) and first.equals(other)
+
+
+def iteration(node: ast.expr, frame: Frame) -> tuple[ast.expr, Value | None]:
+    """Return what a loop runs over, and the value of an element when something is known of it."""
+    match node:
+        case ast.Call(func=ast.Name(id="enumerate" as function), args=[inner, *start]):
+            over, element = iteration(inner, frame)
+            index = Code(name("index"), static=True)
+            counted = call(name(function), over, *(frame.code(item) for item in start))
+            return counted, Items((index, element or Code(name("item"))))
+        case ast.Call(func=ast.Name(id="set")):
+            # The order of a set of strings differs from run to run, and with it the exported graph.
+            return call(name("sorted"), frame.code(node)), Code(name("item"), static=True)
+    return _over(frame.settle(frame.evaluate(node)))
+
+
+def _over(value: Value) -> tuple[ast.expr, Value]:
+    if isinstance(value, ModuleList):
+        return value.expr, Instance(value.made, name("item"))
+    return value.code(), Code(name("item"), value.is_static)
+
+
+def bind_target(target: ast.expr, element: Value | None, env: Env) -> None:
+    """Bind a loop's variables to what is known of an element."""
+    match target, element:
+        case ast.Name(id=variable), Instance(made=made):
+            env.values[variable] = Instance(made, name(variable))
+        case ast.Name(id=variable), _:
+            env.values[variable] = Code(name(variable), element is not None and element.is_static)
+        case ast.Tuple(elts=targets), Items(items=items) if len(targets) == len(items):
+            for part, item in zip(targets, items, strict=True):
+                bind_target(part, item, env)
+        case ast.Tuple(elts=targets), _:
+            for part in targets:
+                bind_target(part, None, env)
+        case _:
+            raise Untranslatable(f"a loop over {ast.unparse(target)}")

@@ -1,0 +1,114 @@
+"""What decides a test of the config: the parts of it that this config makes true or false."""
+
+from __future__ import annotations
+
+import ast
+from copy import deepcopy
+from typing import Any
+
+from onboard.analysis.source import find_method
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.object_values import Instance
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.values import Code, Value
+
+
+def decided_here(test: Value, frame: Frame) -> bool | None:
+    """Return what this config makes of a static test, and guard it; None where that cannot be told."""
+    if not test.is_static or frame.cls is None:
+        return None
+    try:
+        reasons, chosen = deciding(test.code(), frame)
+    except Untranslatable:
+        return None
+    for reason in reasons:
+        frame.translator.guard(reason, frame)
+    return chosen
+
+
+def own_arguments(module: Any, frame: Frame) -> dict[str, Any]:
+    """Return a module as `self`, and what it kept of its constructor's arguments under their own names."""
+    if frame.cls is None or frame.kind != "init" or (found := find_method(frame.cls.cls, "__init__")) is None:
+        return {"self": module}
+    kept = [key for key in frame.env.values if _keeps(found[1], key) and isinstance(getattr(module, key, None), int)]
+    return {**{key: getattr(module, key) for key in kept}, "self": module}
+
+
+def _keeps(node: ast.FunctionDef, key: str) -> bool:
+    """Whether a constructor says `self.key = key` of an argument, and assigns neither anything else."""
+    stores = [item for item in ast.walk(node) if isinstance(getattr(item, "ctx", None), ast.Store)]
+    own = [item for item in stores if ast.unparse(item) in (key, f"self.{key}")]
+    said = [item for item in ast.walk(node) if isinstance(item, ast.Assign) and ast.unparse(item.value) == key]
+    return len(own) == 1 and any(item.targets == own for item in said)
+
+
+def absent_here(test: Value, made: Value, frame: Frame) -> bool:
+    """Whether a module is made under a test that no layer of this config passes, and its class is nowhere; guarded."""
+    if not (isinstance(made, Instance) and all(map(frame.translator.translates, made.classes))):
+        return False
+    if any(frame.translator.modules_of(cls) for cls in made.classes):
+        return False
+    return decided_here(test, frame) is False
+
+
+def deciding(test: ast.expr, frame: Frame) -> tuple[list[ast.expr], bool]:
+    """Return conditions, each true in this config, that together decide a static test, and its value.
+
+    Raises:
+        Untranslatable: the layers of this config differ in it.
+    """
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            reasons, value = deciding(operand, frame)
+            return reasons, not value
+        case ast.BoolOp(op=op, values=values):
+            return _of_several(isinstance(op, ast.Or), values, frame)
+        case ast.Compare(left=ast.Name(id=key), ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(None)]):
+            if (made_if := _made_if(key, frame)) is not None:
+                reasons, value = deciding(made_if, frame)
+                return reasons, value is isinstance(op, ast.IsNot)
+        case ast.Compare(ops=[ast.In()], comparators=[ast.Attribute(value=ast.Name(id="config")) as listed]):
+            if frame.translator.decide(listed, Code(listed, static=True), frame) is False:
+                return [ast.UnaryOp(ast.Not(), listed)], False  # nothing is in an empty list
+    expr = _source_of(test, frame)
+    value = frame.translator.decide(expr, Code(expr, static=True), frame)
+    return [expr if value else ast.UnaryOp(ast.Not(), expr)], value
+
+
+def _made_if(key: str, frame: Frame) -> ast.expr | None:
+    """Return the test of a variable's only assignment `key = x if test else None`."""
+    stores = [item for item in frame.out if isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == key]
+    match [item.value for item in stores]:
+        case [ast.IfExp(test=test, body=body, orelse=ast.Constant(value=None))] if not isinstance(body, ast.Constant):
+            return test
+    return None
+
+
+def _of_several(stop: bool, values: list[ast.expr], frame: Frame) -> tuple[list[ast.expr], bool]:
+    """`and` is decided by its first false part, `or` by its first true one, else by all."""
+    reasons: list[ast.expr] = []
+    for item in values:
+        own, value = deciding(item, frame)
+        if value is stop:
+            return own, stop
+        reasons += own
+    return reasons, not stop
+
+
+def _source_of(expr: ast.expr, frame: Frame) -> ast.expr:
+    """Return `config.x` for `self.config.x` and for an attribute `self.y` that `__init__` set to it."""
+    assert frame.cls is not None
+    expr = _PlainConfig().visit(deepcopy(expr))
+    body = frame.out if frame.kind == "init" or frame.cls.init is None else frame.cls.init.body
+    for statement in body:
+        match statement:
+            case ast.Assign(targets=[target], value=ast.Attribute(value=ast.Name(id="config")) as value):
+                if isinstance(expr, ast.Attribute) and ast.unparse(target) == ast.unparse(expr):
+                    return value
+    return expr
+
+
+class _PlainConfig(ast.NodeTransformer):
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        self.generic_visit(node)
+        return ast.Name("config", ast.Load()) if ast.unparse(node) == "self.config" else node

@@ -1,0 +1,46 @@
+"""Dict comprehensions over what is known, and those that copy a dict."""
+
+from __future__ import annotations
+
+import ast
+
+from onboard.codegen.translate.language.env import Env
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.values import Items, Known, Mapping, Value
+
+
+def unrolled(node: ast.DictComp, frame: Frame) -> Mapping | None:
+    """Return the dict that a comprehension over known items makes; None for another."""
+    (generator,) = node.generators
+    if generator.ifs:
+        return None
+    entries: dict[str, Value] = {}
+    with frame.branch(Env(dict(frame.env.values))) as statements:
+        over = frame.evaluate(generator.iter)
+        for item in over.items if isinstance(over, Items) else ():
+            frame.env.values.update(_bound(generator.target, item))
+            key, value = frame.evaluate(node.key), frame.evaluate(node.value)
+            if not (isinstance(key, Known) and isinstance(key.value, str)):
+                return None
+            entries[key.value] = value
+    return Mapping(entries) if isinstance(over, Items) and not statements else None
+
+
+def copied(node: ast.DictComp, key: ast.expr, value: Value) -> ast.expr | None:
+    """Return `d` for `{k: v for k, v in d.items()}`, whatever was written for `k` and `v`."""
+    match node.generators:
+        case [ast.comprehension(target=ast.Tuple(elts=[first, second]), iter=ast.Call() as over, ifs=[])]:
+            kept = ast.unparse(key) == ast.unparse(first) and ast.unparse(value.code()) == ast.unparse(second)
+            if kept and isinstance(over.func, ast.Attribute) and over.func.attr == "items":
+                return over.func.value
+    return None
+
+
+def _bound(target: ast.expr, item: Value) -> dict[str, Value]:
+    match target, item:
+        case ast.Name(id=variable), _:
+            return {variable: item}
+        case ast.Tuple(elts=targets), Items(items=items) if len(targets) == len(items):
+            pairs = zip(targets, items, strict=True)
+            return {name: value for part, own in pairs for name, value in _bound(part, own).items()}
+    return {}

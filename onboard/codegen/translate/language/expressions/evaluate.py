@@ -1,0 +1,364 @@
+"""Evaluate expressions partially."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from onboard.codegen.translate.language.expressions import calls, objects
+from onboard.codegen.translate.language.expressions.comprehensions import comprehension, dict_comprehension
+from onboard.codegen.translate.language.expressions.decisions import absent_here, decided_here
+from onboard.codegen.translate.language.expressions.items import item_of, slice_code
+from onboard.codegen.translate.language.expressions.module_lists import slice_modules
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.object_values import Choice, Global, Instance, MaskMaker, ModuleList
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
+from onboard.codegen.translate.language.values import (
+    NONE,
+    Code,
+    Items,
+    Known,
+    Mapping,
+    Mask,
+    PaddingMask,
+    Value,
+    untransposed,
+)
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.BitXor: operator.xor,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+}
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+    ast.Is: lambda a, b: a is b,
+    ast.IsNot: lambda a, b: a is not b,
+}
+
+
+def evaluate(node: ast.expr, frame: Frame) -> Value:
+    """Return what is known of an expression's value; statements that it needs first are emitted."""
+    handler = _NODES.get(type(node))
+    if handler is None:
+        raise Untranslatable(f"{type(node).__name__} at {frame.source.location(node)}")
+    return handler(node, frame)
+
+
+def condition(value: Value) -> Value:
+    """Return a value of which only the truth matters: `a and True` is `a`, `a or False` too."""
+    match value:
+        case Code(expr=ast.BoolOp(op=op, values=[*values, ast.Constant(value=bool() as last)])):
+            if last is isinstance(op, ast.And):
+                return condition(replace(value, expr=values[0] if len(values) == 1 else ast.BoolOp(op, values)))
+    return value
+
+
+def _constant(node: ast.Constant, frame: Frame) -> Value:
+    return Known(node.value)
+
+
+def _name(node: ast.Name, frame: Frame) -> Value:
+    if node.id in frame.env.values:
+        return frame.items.get(node.id, frame.env.values[node.id])
+    if node.id in frame.source.namespace:
+        return objects.from_namespace(frame.source.namespace[node.id], node.id, frame)
+    if hasattr(builtins, node.id):
+        return Global(getattr(builtins, node.id), name(node.id))
+    raise Untranslatable(f"the unknown name {node.id} at {frame.source.location(node)}")
+
+
+def _attribute(node: ast.Attribute, frame: Frame) -> Value:
+    return objects.get_attribute(frame.settle(frame.evaluate(node.value)), node.attr, frame)
+
+
+def _subscript(node: ast.Subscript, frame: Frame) -> Value:
+    owner = frame.settle(frame.evaluate(node.value))
+    if (kept := frame.mechanisms.subscript(owner, node.slice, frame)) is not None:
+        return kept
+    if isinstance(node.slice, ast.Slice) and isinstance(owner, ModuleList):
+        return slice_modules(owner, node.slice, frame)
+    return item_of(owner, frame.evaluate(node.slice), node, frame)
+
+
+def _slice(node: ast.Slice, frame: Frame) -> Value:
+    bounds = [NONE if item is None else frame.evaluate(item) for item in (node.lower, node.upper, node.step)]
+    if all(isinstance(bound, Known) for bound in bounds):
+        return Known(slice(*(bound.value for bound in bounds)))  # type: ignore[attr-defined]
+    return Code(slice_code(node, frame), all(each.is_static for each in bounds))
+
+
+def _call(node: ast.Call, frame: Frame) -> Value:
+    return calls.evaluate_call(node, frame)
+
+
+def _binop(node: ast.BinOp, frame: Frame) -> Value:
+    left, right = frame.evaluate(node.left), frame.evaluate(node.right)
+    match node, left, right:
+        case ast.BinOp(left=ast.List(), op=ast.Add()), Items(items=items), Code(expr=others):  # [x] + others
+            return Code(ast.List([*(each.code() for each in items), ast.Starred(others, ast.Load())], ast.Load()))
+    return binary(node.op, left, right, frame)
+
+
+def binary(op: ast.operator, left: Value, right: Value, frame: Frame) -> Value:
+    """Return `left op right`."""
+    if (known_as := frame.mechanisms.binary(op, left, right)) is not None:
+        return known_as
+    if isinstance(left, Known) and isinstance(right, Known) and type(op) in _BINARY:
+        try:
+            return Known(_BINARY[type(op)](left.value, right.value))
+        except TypeError as error:  # in a branch that no config with these values takes
+            raise Untranslatable(f"an operation on {left.value!r} and {right.value!r}") from error
+    if isinstance(op, ast.Add) and right.equals(Known(0)) and isinstance(left, Code):
+        return left
+    if isinstance(op, ast.Add) and left.equals(Known(0)) and isinstance(right, Code):
+        return right
+    if isinstance(op, ast.Add) and isinstance(left, Items) and isinstance(right, Items):
+        return Items(left.items + right.items)
+    transposed = [isinstance(side, Code) and side.transposed for side in (left, right)]
+    if all(transposed) or (any(transposed) and any(side.is_static for side in (left, right))):
+        sides = [untransposed(side) if lies else side for side, lies in zip((left, right), transposed, strict=True)]
+        return Code(ast.BinOp(sides[0].code(), op, sides[1].code()), transposed=True)
+    base = left.code()
+    if isinstance(op, ast.Pow) and isinstance(left, Known) and left.value < 0:
+        base = ast.UnaryOp(ast.USub(), Known(-left.value).code())  # -2 ** x would be -(2 ** x)
+    return Code(ast.BinOp(base, op, right.code()), left.is_static and right.is_static)
+
+
+def _unary(node: ast.UnaryOp, frame: Frame) -> Value:
+    operand = frame.evaluate(node.operand)
+    if (known_as := frame.mechanisms.unary(node.op, operand)) is not None:
+        return known_as
+    if isinstance(node.op, ast.Not):
+        known = operand.truth()
+        operand = condition(operand)
+        return Code(ast.UnaryOp(node.op, operand.code()), operand.is_static) if known is None else Known(not known)
+    if isinstance(operand, Known):
+        return Known(-operand.value if isinstance(node.op, ast.USub) else +operand.value)
+    return Code(ast.UnaryOp(node.op, operand.code()), operand.is_static)
+
+
+def _boolop(node: ast.BoolOp, frame: Frame) -> Value:
+    """`and` stops at the first false value, `or` at the first true one; what is decided leaves no code."""
+    stop = isinstance(node.op, ast.Or)
+    left: list[Value] = []
+    for item in node.values:
+        value = frame.evaluate(item)
+        decided = value.truth()
+        if decided is None or decided is stop:
+            left.append(value)
+        if decided is stop:
+            break
+    else:
+        if not left or value.truth() is not None:
+            left.append(value)
+    if stop is False and any(isinstance(value, Known) and not value.value for value in left):
+        return Known(False)  # evaluation of conditions has no side effects
+    if len(left) == 1:
+        return left[0]
+    return Code(ast.BoolOp(node.op, [value.code() for value in left]), all(each.is_static for each in left))
+
+
+def _compare(node: ast.Compare, frame: Frame) -> Value:
+    left = frame.evaluate(node.left)
+    if len(node.ops) > 1:
+        rest = [frame.evaluate(item) for item in node.comparators]
+        return Code(
+            ast.Compare(left.code(), node.ops, [each.code() for each in rest]),
+            all(each.is_static for each in (left, *rest)),
+        )
+    op, right = node.ops[0], _constants(frame.evaluate(node.comparators[0]))
+    if isinstance(left, Known) and isinstance(right, Known):
+        return Known(_COMPARE[type(op)](left.value, right.value))
+    if (known_as := frame.mechanisms.compare(op, left, right)) is not None:
+        return known_as
+    if isinstance(op, ast.Eq) and isinstance(left, Global) and isinstance(right, Global):
+        return Known(left.obj == right.obj)
+    if isinstance(op, ast.Is | ast.IsNot) and isinstance(right, Known) and right.value is None:
+        if isinstance(left, PaddingMask):
+            return Known(isinstance(op, ast.Is))
+        optional = isinstance(left, Instance) and left.optional
+        if optional:
+            return Code(ast.Compare(left.code(), [op], [right.code()]), static=True)
+        maybe_none = isinstance(left, Code) and (left.static or left.optional)
+        if not maybe_none:
+            return Known(isinstance(op, ast.IsNot))
+    match op, left, right:
+        case ast.In() | ast.NotIn(), Known(value=str() as key), Mapping(items=entries):
+            return Known((key in entries) is isinstance(op, ast.In))
+    static = right.is_static and (left.is_static or isinstance(left, Instance))
+    return Code(ast.Compare(left.code(), [op], [right.code()]), static)
+
+
+def _constants(value: Value) -> Value:
+    """Return a tuple of constants as one."""
+    items = value.items if isinstance(value, Items) else ()
+    known = tuple(item.value for item in items if isinstance(item, Known))
+    return Known(known) if items and len(known) == len(items) else value
+
+
+def _ifexp(node: ast.IfExp, frame: Frame) -> Value:
+    test = frame.evaluate(node.test)
+    decided = test.truth()
+    if decided is not None:
+        return frame.evaluate(node.body if decided else node.orelse)
+    body, orelse = frame.evaluate(node.body), frame.evaluate(node.orelse)
+    if body.equals(orelse):
+        return body
+    if orelse.equals(NONE) and absent_here(test, body, frame):
+        return NONE
+    if isinstance(body, Mask) and isinstance(orelse, Mask):
+        return PaddingMask()
+    if test.is_static and (is_rotary(body) or is_rotary(orelse)):
+        return _with_or_without(node, test, body, orelse, frame)
+    modules = isinstance(body, Instance) and isinstance(orelse, Instance)
+    two_models = frame.translator.specialised or is_identity(body) != is_identity(orelse)  # with a norm or without it
+    if modules and two_models and (chosen := decided_here(test, frame)) is not None:
+        return body if chosen else orelse
+    expr = ast.IfExp(test.code(), body.code(), orelse.code())
+    match body, orelse:
+        case Instance(made=first), Instance(made=second):
+            return Instance(first + second, expr, body.optional or orelse.optional)
+        case Global() | Choice(), Global() | Choice() if test.is_static:
+            return Choice(test.code(), body, orelse)
+        case (Instance(made=made), Known(value=None)) | (Known(value=None), Instance(made=made)):
+            return Instance(made, expr, optional=True)
+        case (Code(transposed=True), _) | (_, Code(transposed=True)):
+            return Code(expr)
+    optional = any(each.may_be_none for each in (body, orelse))
+    forms = {side.form for side in (body, orelse) if isinstance(side, Code)}
+    form = forms.pop() if optional and len(forms) == 1 else None
+    return Code(expr, test.is_static and body.is_static and orelse.is_static, optional=optional, form=form)
+
+
+def is_identity(value: Value) -> bool:
+    """Whether a value is a module that does nothing."""
+    return isinstance(value, Instance) and all(issubclass(cls, nn.Identity) for cls in value.classes)
+
+
+def is_rotary(value: Value) -> bool:
+    """Whether a value is a module that makes RoPE's tables."""
+    return isinstance(value, Instance) and all(hasattr(cls, "compute_default_rope_parameters") for cls in value.classes)
+
+
+def _with_or_without(node: ast.IfExp, test: Value, body: Value, orelse: Value, frame: Frame) -> Value:
+    """Take this config's side: with and without RoPE are two models."""
+    chosen = frame.translator.decide(node.test, test, frame)
+    expr = test.code()
+    frame.translator.guard(expr if chosen else ast.UnaryOp(ast.Not(), expr), frame)
+    return body if chosen else orelse
+
+
+def _sequence(node: ast.Tuple | ast.List, frame: Frame) -> Value:
+    if any(isinstance(item, ast.Starred) for item in node.elts):
+        return _starred(node, frame)
+    return Items(tuple(frame.settle(frame.evaluate(item)) for item in node.elts))
+
+
+def _starred(node: ast.Tuple | ast.List, frame: Frame) -> Value:
+    """Return a sequence with `*parts` in it."""
+    items: list[Value] = []
+    out: list[ast.expr] = []
+    opaque = False
+    for item in node.elts:
+        value = frame.settle(frame.evaluate(item.value if isinstance(item, ast.Starred) else item))
+        if isinstance(item, ast.Starred) and not isinstance(value, Items):
+            opaque = True
+            out.append(ast.Starred(value.code(), ast.Load()))
+            continue
+        new = value.items if isinstance(item, ast.Starred) and isinstance(value, Items) else (value,)
+        items.extend(new)
+        out.extend(each.code() for each in new)
+    return Code(type(node)(out, ast.Load())) if opaque else Items(tuple(items))
+
+
+def _dict(node: ast.Dict, frame: Frame) -> Value:
+    keys = [None if key is None else frame.evaluate(key) for key in node.keys]
+    values = [frame.settle(frame.evaluate(item)) for item in node.values]
+    entries: dict[str, Value] = {}
+    for key, value in zip(keys, values, strict=True):
+        match key, value:
+            case None, Mapping(items=items):
+                entries.update(items)
+            case Known(value=str() as known), _:
+                entries[known] = value
+            case _:
+                return _opaque_dict(keys, values)
+    return Mapping(entries)
+
+
+def _opaque_dict(keys: list[Value | None], values: list[Value]) -> Code:
+    """Return a dict whose keys are known at run time only."""
+    codes = [None if key is None else key.code() for key in keys]
+    static = all(item.is_static for item in (*(key for key in keys if key is not None), *values))
+    return Code(ast.Dict(codes, [each.code() for each in values]), static)
+
+
+def _formatted(node: ast.JoinedStr, frame: Frame) -> Value:
+    parts: list[ast.expr] = []
+    static = True
+    for item in node.values:
+        if isinstance(item, ast.FormattedValue):
+            value = frame.evaluate(item.value)
+            static = static and value.is_static
+            parts.append(ast.FormattedValue(value.code(), item.conversion, item.format_spec))
+        else:
+            parts.append(item)
+    return Code(ast.JoinedStr(parts), static)
+
+
+def _walrus(node: ast.NamedExpr, frame: Frame) -> Value:
+    frame.bind(node.target.id, frame.settle(frame.evaluate(node.value)), node)
+    return frame.env.values[node.target.id]
+
+
+def _lambda(node: ast.Lambda, frame: Frame) -> Value:
+    """Return a function without parameters that makes a mask; others have no translation."""
+    if not (node.args.args or node.args.kwonlyargs) and isinstance(mask := frame.evaluate(node.body), Mask):
+        return MaskMaker(padding=isinstance(mask, PaddingMask))
+    raise Untranslatable(f"Lambda at {frame.source.location(node)}")
+
+
+_NODES: dict[type[ast.expr], Callable[[Any, Frame], Value]] = {
+    ast.Constant: _constant,
+    ast.Name: _name,
+    ast.Attribute: _attribute,
+    ast.Subscript: _subscript,
+    ast.Slice: _slice,
+    ast.Call: _call,
+    ast.BinOp: _binop,
+    ast.UnaryOp: _unary,
+    ast.BoolOp: _boolop,
+    ast.Compare: _compare,
+    ast.IfExp: _ifexp,
+    ast.Tuple: _sequence,
+    ast.List: _sequence,
+    ast.Dict: _dict,
+    ast.JoinedStr: _formatted,
+    ast.NamedExpr: _walrus,
+    ast.Lambda: _lambda,
+    ast.ListComp: comprehension,
+    ast.GeneratorExp: comprehension,
+    ast.SetComp: comprehension,
+    ast.DictComp: dict_comprehension,
+}

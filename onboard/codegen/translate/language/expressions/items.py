@@ -1,0 +1,131 @@
+"""Items and slices of values."""
+
+from __future__ import annotations
+
+import ast
+
+from onboard.codegen.translate.language.expressions import objects
+from onboard.codegen.translate.language.forms import CHUNKED, COMPLEX, MAYBE, POSITIONS, ROWS, TRIANGLE
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.object_values import Global, Instance, MaskMaker, ModuleList
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.values import (
+    NONE,
+    Code,
+    Half,
+    Items,
+    Known,
+    Mapping,
+    Mask,
+    Output,
+    PaddingMask,
+    Value,
+)
+
+
+def item_of(owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value:
+    """Return `owner[index]`."""
+    if (found := frame.mechanisms.item(owner, index, node, frame)) is not None:
+        return found
+    match owner, index:
+        case Output(fields=fields), Known(value=int() | slice()):
+            given = Items(tuple(value for value in fields.values() if not value.equals(NONE)))
+            return item_of(given, index, node, frame)
+        case Mask(), _:
+            return owner  # one of a dict of masks
+        case Items(items=items), Known(value=int() as position):
+            return items[position]
+        case Items(items=items), Known(value=slice() as part):
+            return Items(items[part])
+        case Known(value=None), _:
+            raise Untranslatable(f"an item of None at {frame.source.location(node)}")
+        case Known(value=known), Known(value=key):
+            return Known(known[key])
+        case Global(obj=dict() as table), Code(static=True) if choice := objects.choice(table, index, frame):
+            return choice
+        case Mapping(), Known(value=str()) | Code(static=True) if entry := _of_mapping(owner, index, node, frame):
+            return entry
+        case Output(fields=fields), Known(value=int() as position):
+            return [value for value in fields.values() if not value.equals(NONE)][position]
+        case ModuleList(made=made), _:
+            return Instance(made, ast.Subscript(owner.expr, index.code(), ast.Load()))
+        case Code(form=str() as form), Items(items=(Known(value=slice()), *_)) if form == POSITIONS:
+            frame.translator.pairs_positions = True
+            raise Untranslatable("distances between counted positions")
+        case Code(form=str() as form), Items(items=(Known(value=None), *_)) if form == POSITIONS:
+            return owner
+        case Code(form=str() as form), Items(items=(Known(value=None), *rest)) if form == ROWS:
+            return _rows(owner, rest)
+        case Code(form=str() as form), Known(value=int() as part) if form == COMPLEX:
+            return Half(owner, part)
+        case Code(form=str() as form), _ if form == f"dict of {COMPLEX}":
+            return Code(ast.Subscript(owner.expr, index.code(), ast.Load()), form=COMPLEX)
+        case Code(form=str() as form), _ if form == f"dict of {MAYBE}":
+            return Code(ast.Subscript(owner.expr, index.code(), ast.Load()), optional=True)
+        case Code(form=str() as form), _ if form == f"dict of {CHUNKED}":
+            return Code(ast.Subscript(owner.expr, index.code(), ast.Load()), form=CHUNKED, optional=True)
+        case Code(), Items(items=parts) if _keeps_everything(parts):
+            return owner
+        case Code(transposed=True), Items(items=(Known(value=first), Known() | Code())) if first is Ellipsis:
+            sliced = ast.Subscript(owner.expr, index.code(), ast.Load())
+            return Code(sliced, transposed=True)
+    expr = ast.Subscript(owner.code(), _index_code(node.slice, index, frame), ast.Load())
+    triangle = isinstance(owner, Code) and owner.form == TRIANGLE and _cuts_corner(node.slice)
+    return Code(expr, owner.is_static and index.is_static, form=TRIANGLE if triangle else None)
+
+
+def _of_mapping(owner: Mapping, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+    """Return an item of a dict; for a key that differs between configs, what all of its items are."""
+    if isinstance(index, Known):
+        if index.value not in owner.items:
+            raise Untranslatable(f"the missing key {index.value!r} at {frame.source.location(node)}")
+        return owner.items[index.value]
+    values = list(owner.items.values())
+    if values and all(value.equals(values[0]) for value in values):
+        return values[0]
+    if values and all(isinstance(value, Mask) for value in values):
+        return PaddingMask()
+    if values and all(isinstance(value, MaskMaker) for value in values):
+        return MaskMaker(padding=True)
+    return None
+
+
+def _rows(owner: Value, rest: list[Value]) -> Code:
+    """Return rows of a table with one more dimension in front, which the batch already is, and others behind it."""
+    new = sum(item.equals(NONE) for item in rest)
+    if not _keeps_everything(tuple(rest[new:])):
+        raise Untranslatable("a part of a table of positions")
+    if not new:
+        return Code(owner.code(), form=ROWS)
+    index = [ast.Slice(), *[ast.Constant(None)] * new]
+    return Code(ast.Subscript(owner.code(), ast.Tuple(index, ast.Load()), ast.Load()))
+
+
+def _cuts_corner(index: ast.expr) -> bool:
+    """Whether an index is [:a, :b, ...]."""
+    parts = index.elts if isinstance(index, ast.Tuple) else [index]
+    return all(isinstance(part, ast.Slice) and part.lower is None and part.step is None for part in parts)
+
+
+def _keeps_everything(parts: tuple[Value, ...]) -> bool:
+    """Whether an index is [:, :, ...]."""
+    return all(isinstance(part, Known) and part.value in (slice(0, None), slice(None)) for part in parts)
+
+
+def _index_code(node: ast.expr, value: Value, frame: Frame) -> ast.expr:
+    """Return an index as it is written: slices keep their colons."""
+    if isinstance(node, ast.Slice):
+        return slice_code(node, frame)
+    if isinstance(node, ast.Tuple) and isinstance(value, Items):
+        parts = [
+            slice_code(item, frame) if isinstance(item, ast.Slice) else part.code()
+            for item, part in zip(node.elts, value.items, strict=True)
+        ]
+        return ast.Tuple(parts, ast.Load())
+    return value.code()
+
+
+def slice_code(node: ast.Slice, frame: Frame) -> ast.Slice:
+    """Return a slice as code."""
+    bounds = [None if item is None else frame.code(item) for item in (node.lower, node.upper, node.step)]
+    return ast.Slice(*bounds)

@@ -1,0 +1,199 @@
+"""Objects with a meaning of their own: namespaces, attributes, transformers' masks, outputs and attention dispatch."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import logging
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+from transformers import PretrainedConfig
+from transformers.cache_utils import Cache
+from transformers.utils import ModelOutput
+
+from onboard.codegen.translate.language.expressions import narrow
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.object_values import Choice, Config, Global, Instance, Method, ModuleList, Self
+from onboard.codegen.translate.language.state import ClassState
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, constant, name
+from onboard.codegen.translate.language.values import NONE, Code, Known, Mapping, Mask, Output, Value
+
+CONFIG_FACTS: dict[str, Any] = {
+    "use_cache": False,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "output_router_logits": False,
+    "return_dict": True,
+    "use_return_dict": True,
+    "is_encoder_decoder": False,
+    "is_decoder": True,
+    "add_cross_attention": False,
+    "chunk_size_feed_forward": 0,
+    "gradient_checkpointing": False,
+    "_attn_implementation": "onboard",
+}
+"""Config attributes that say how transformers runs a model, not what it computes; fixed in generated code."""
+_BRINGS_WEIGHTS = ("add_cross_attention",)
+_MODULE_FACTS: dict[str, Any] = {"training": False, "gradient_checkpointing": False}
+_OF_ANY_SHAPE = ("dtype", "device", "is_cuda", "requires_grad")
+
+
+def from_namespace(obj: object, identifier: str, frame: Frame) -> Value:
+    """Return the value of a global name."""
+    if (known_as := frame.mechanisms.name(obj, frame)) is not None:
+        return known_as
+    if obj is None or isinstance(obj, bool | int | float | str):
+        return Known(obj)
+    frame.translator.remember_global(identifier, obj, frame.source)
+    return Global(obj, name(identifier))
+
+
+def choice(table: dict[Any, Any], key: Value, frame: Frame) -> Value | None:
+    """Return `table[key]`, with a key that is known once the config is; None when it is no table of classes."""
+    made = {item: obj for item, obj in table.items() if obj is not None}  # None is none that can be called
+    if not (made and all(inspect.isclass(item) or inspect.isfunction(item) for item in made.values())):
+        return None
+    chosen, *others = [(item, from_namespace(obj, obj.__name__, frame)) for item, obj in reversed(made.items())]
+    value = chosen[1]
+    for item, option in others:
+        value = Choice(ast.Compare(key.code(), [ast.Eq()], [constant(item)]), option, value)
+    return value
+
+
+def is_logger(value: Value) -> bool:
+    """Whether a value is a logger or the module warnings."""
+    return isinstance(value, Global) and (
+        isinstance(value.obj, logging.Logger | logging.LoggerAdapter)
+        or getattr(value.obj, "__name__", "") == "warnings"
+    )
+
+
+def get_attribute(owner: Value, attr: str, frame: Frame) -> Value:
+    """Return `owner.attr`."""
+    if (known_as := frame.mechanisms.attribute(owner, attr, frame)) is not None:
+        return known_as
+    match owner:
+        case Self():
+            assert frame.cls is not None
+            return attribute_of(frame.cls, attr, name("self"), frame)
+        case Config(expr=expr, obj=obj):
+            if attr in CONFIG_FACTS:
+                return _config_fact(attr, expr, obj, frame)
+            is_part = attr in getattr(obj, "sub_configs", {})  # other fields may differ from layer to layer
+            if is_part and isinstance(part := getattr(obj, attr, None), PretrainedConfig):
+                return Config(attribute(expr, attr), part)
+            return Code(attribute(expr, attr), static=True)
+        case Global(obj=obj, expr=expr):
+            return _global_attribute(obj, attr, expr)
+        case Output(fields=fields):
+            return fields.get(attr, NONE)
+        case Instance(classes=(cls,), expr=expr) if frame.translator.translates(cls):
+            return attribute_of(frame.translator.reached(owner)[0], attr, expr, frame)
+        case Instance(classes=classes, expr=expr) if len(classes) > 1 and all(
+            map(frame.translator.translates, classes)
+        ):
+            values = [attribute_of(state, attr, expr, frame) for state in frame.translator.reached(owner)]
+            return Code(attribute(expr, attr), static=all(each.is_static for each in values))
+        case Mapping() | ModuleList():
+            return Method(owner, attr)
+        case Code(expr=expr, masked=True) if attr in (*_OF_ANY_SHAPE, "shape"):
+            return Code(attribute(expr, attr))
+        case Code(expr=expr, transposed=True) if attr in _OF_ANY_SHAPE:
+            return Code(attribute(expr, attr))
+        case Code(static=static):
+            return Code(attribute(owner.code(), attr), static)
+        case Known(value=value) if hasattr(value, attr):
+            return Known(getattr(value, attr))
+    return Code(attribute(owner.code(), attr))
+
+
+def _config_fact(attr: str, expr: ast.expr, config: Any, frame: Frame) -> Known:
+    """Return a fixed attribute; one that brings weights, which nothing runs then, is as the config has it."""
+    if attr in _BRINGS_WEIGHTS and frame.kind == "init" and getattr(config, attr, False):
+        frame.translator.guard(attribute(expr, attr), frame)
+        return Known(True)
+    return Known(CONFIG_FACTS[attr])
+
+
+def asks_for_package(obj: Any) -> bool:
+    """Whether a function of transformers tells if a package besides PyTorch, or its kernels, can be used here."""
+    module, function = str(getattr(obj, "__module__", "")), str(getattr(obj, "__name__", ""))
+    is_question = function.startswith("is_") and function.endswith("_available") and function != "is_torch_available"
+    return is_question and module == "transformers.utils.import_utils"
+
+
+def _global_attribute(obj: Any, attr: str, expr: ast.expr) -> Value:
+    if not hasattr(obj, attr):
+        raise Untranslatable(f"the missing attribute {attr} of {ast.unparse(expr)}")
+    value = getattr(obj, attr)
+    path = attribute(expr, attr)
+    return Code(path, static=True) if isinstance(value, bool | int | float | str) else Global(value, path)
+
+
+def module_fact(attr: str) -> Known | None:
+    """Return the fixed value of an attribute that every module has in inference."""
+    return Known(_MODULE_FACTS[attr]) if attr in _MODULE_FACTS else None
+
+
+def declares(config: object, attr: str) -> bool:
+    """Whether every config of this class has `attr`, so that getattr and hasattr of it are decided."""
+    cls = type(config)
+    fields = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+    return attr in fields or attr in cls.attribute_map or hasattr(cls, attr)  # type: ignore[attr-defined]
+
+
+def is_output(cls: object) -> bool:
+    """Whether a class is a transformers output."""
+    return isinstance(cls, type) and issubclass(cls, ModelOutput)
+
+
+def is_cache(cls: object) -> bool:
+    """Tell whether `cls` is a class of caches: a new one is empty."""
+    return isinstance(cls, type) and issubclass(cls, Cache)
+
+
+def is_module(cls: object) -> bool:
+    """Whether a class is a module."""
+    return isinstance(cls, type) and issubclass(cls, nn.Module)
+
+
+def output(cls: type, positional: list[Value], keywords: dict[str, Value]) -> Output:
+    """Return the value of `cls(...)` for an output class."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    return Output({**dict(zip(names, positional, strict=False)), **keywords})
+
+
+def attribute_of(state: ClassState, attr: str, owner: ast.expr, frame: Frame) -> Value:
+    """Return `owner.attr` for an instance `owner` of a class."""
+    path = attribute(owner, attr)
+    own = isinstance(owner, ast.Name) and owner.id == "self"
+    if not own:
+        state.read_outside.add(attr)
+    elif f"self.{attr}" in frame.env.values:
+        return frame.env.values[f"self.{attr}"]
+    if (known_as := frame.mechanisms.own_attribute(state, attr, path, frame)) is not None:
+        return known_as
+    match value := state.attributes.get(attr):
+        case Known() | Mask() | Global():
+            return value
+        case Instance():
+            return narrow.possible(replace(value, expr=path), attr, frame) if own else replace(value, expr=path)
+        case ModuleList(made=made):
+            return ModuleList(made, path)
+        case Config(obj=obj):
+            return Config(path, obj)
+        case Code(static=static, optional=optional):
+            return Code(path, static, optional=optional)
+    return module_fact(attr) or _class_attribute(state, attr, path)
+
+
+def _class_attribute(state: ClassState, attr: str, path: ast.expr) -> Value:
+    value = inspect.getattr_static(state.cls, attr, None)
+    if isinstance(value, bool | int | float | str):
+        return Known(value)
+    if inspect.isroutine(value) or isinstance(value, staticmethod | classmethod):
+        return Method(Self(), attr)
+    return Code(path, optional=state.inherits_init)  # a bias may be None

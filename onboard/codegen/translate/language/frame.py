@@ -1,0 +1,333 @@
+"""Where code is evaluated: the function's variables, the class it belongs to, the statements that are left of it.
+
+What evaluation asks of others goes through the frame: `Program` is the translation of the whole model, `Mechanism` what
+modeling code has besides plain Python.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from torch import nn
+
+from onboard.analysis.source import ModuleSource
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.env import Env
+from onboard.codegen.translate.language.findings import Findings
+from onboard.codegen.translate.language.holes import Result, fill
+from onboard.codegen.translate.language.object_values import Instance
+from onboard.codegen.translate.language.state import ClassState, Routine
+from onboard.codegen.translate.language.trees.syntax import name
+from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Value
+
+Sides = Sequence[tuple[Value, list[ast.stmt]]]
+
+
+@dataclass
+class Frame:
+    """One function under evaluation."""
+
+    translator: Program
+    source: ModuleSource
+    kind: Literal["init", "forward", "function"]
+    cls: ClassState | None = None
+    """The class whose method this is."""
+    owner: type | None = None
+    """The class of the MRO in which the method is written; `super()` starts behind it."""
+    env: Env = field(default_factory=Env)
+    out: list[ast.stmt] = field(default_factory=list)
+    returns: list[tuple[ast.Return, Value]] = field(default_factory=list)
+    caller: ClassState | None = None
+    """The class from whose code a helper function is called: it may be handed a method of it."""
+    branches: int = 0
+    """How many bodies of loops and undecided branches it lies in."""
+    loops: list[Env] = field(default_factory=list)
+    """The loops that the evaluated statement lies in: the variables before each."""
+    layers: list[nn.Module] | None = None
+    """The modules of the class that get to the evaluated branch; None: no branch tells."""
+
+    numbered: list[tuple[str, str, str]] = field(default_factory=list)
+    """Of each loop over modules and their numbers: the variables of both, and the attribute that holds the modules."""
+    items: dict[str, Value] = field(default_factory=dict)
+    """Variables of such loops whose modules can only be of some classes in the evaluated branch."""
+
+    @property
+    def mechanisms(self) -> Mechanism:
+        """What is asked before anything is taken for plain Python."""
+        return self.translator.mechanisms
+
+    def evaluate(self, node: ast.expr) -> Value:
+        """Return what is known of an expression's value; statements that it needs first are emitted."""
+        return self.translator.evaluate(node, self)
+
+    def code(self, node: ast.expr) -> ast.expr:
+        """Return the code that is left of an expression."""
+        return self.settle(self.evaluate(node)).code()
+
+    def settle(self, value: Value) -> Value:
+        """Give a call's result with several parts a name, so that its parts can be told apart."""
+        if not isinstance(value, Result):
+            return value
+        variable = self.fresh("outputs")
+        return self.bind_result(value, [f"{variable}_{index}" for index in range(value.holes)], None)
+
+    def bind_result(self, result: Result, names: list[str], origin: ast.AST | None) -> Value:
+        """Emit `a, b = call(...)` and return the call's value in terms of the names."""
+        target = ast.Tuple([name(item, store=True) for item in names], ast.Store())
+        for item in names:
+            self.env.values.setdefault(item, NONE)
+        self.emit(ast.Assign([target], result.expr), origin)
+        return fill(result.shape, [Code(name(item), transposed=result.transposed) for item in names])
+
+    @contextmanager
+    def loop(self, start: Env) -> Iterator[None]:
+        """Evaluate the body of a loop; `start` are the variables before it."""
+        self.loops.append(start)
+        try:
+            yield
+        finally:
+            self.loops.pop()
+
+    def emit(self, statement: ast.stmt, origin: ast.AST | None = None) -> None:
+        """Append a statement to what is left of the function; `origin` is the statement it stands for."""
+        if origin is not None:
+            ast.copy_location(statement, origin)
+        self.out.append(statement)
+
+    @contextmanager
+    def branch(self, env: Env) -> Iterator[list[ast.stmt]]:
+        """Evaluate a branch: on a copy of the variables, into its own statements."""
+        saved = self.env, self.out
+        self.env, self.out = env, []
+        self.branches += 1
+        try:
+            yield self.out
+        finally:
+            self.env, self.out = saved
+            self.branches -= 1
+
+    def bind(self, variable: str, value: Value, origin: ast.AST | None = None) -> None:
+        """Assign a value to a local variable; run-time values leave an assignment behind."""
+        self.protect(variable, origin)
+        if isinstance(value, Code) and not value.masked:
+            if not (isinstance(value.expr, ast.Name) and value.expr.id == variable):
+                self.emit(ast.Assign([name(variable, store=True)], value.expr), origin)
+            value = replace(value, expr=name(variable))
+        if isinstance(value, Mapping):
+            value = Mapping({key: self._once(f"{variable}_{key}", item, origin) for key, item in value.items.items()})
+        self.env.values[variable] = value
+
+    def _once(self, variable: str, value: Value, origin: ast.AST | None) -> Value:
+        """Give what a module of `self` computes for a dict a name of its own: the dict may be read many times."""
+        match value:
+            case Code(expr=ast.Call(func=ast.Attribute(value=ast.Name(id="self")))) if variable.isidentifier():
+                own = self.fresh(variable)
+                self.emit(ast.Assign([name(own, store=True)], value.expr), origin)
+                self.env.values[own] = replace(value, expr=name(own))
+                return self.env.values[own]
+        return value
+
+    def fresh(self, stem: str) -> str:
+        """Return a variable name that is not taken."""
+        taken = {key for key in self.env.values} | {
+            node.id for statement in self.out for node in ast.walk(statement) if isinstance(node, ast.Name)
+        }
+        return next(item for item in (stem, *(f"{stem}_{index}" for index in range(1, 1000))) if item not in taken)
+
+    def protect(self, variable: str, origin: ast.AST | None) -> None:
+        """Save the old value of `variable` where tuples or dicts in other variables still mean it."""
+        for key, value in list(self.env.values.items()):
+            if key != variable and value.lazy and value.mentions(variable):
+                if key.isidentifier() and _is_computed(value, variable):
+                    self.emit(ast.Assign([name(key, store=True)], value.code()), origin)
+                    self.env.values[key] = Code(name(key))
+                    continue
+                copy = self.fresh(f"{variable}_before")
+                self.emit(ast.Assign([name(copy, store=True)], name(variable)), origin)
+                self.env.values[key] = value.renamed(variable, copy)
+
+
+def _is_computed(value: Value, variable: str) -> bool:
+    """Whether a value is a tuple with parts computed from `variable`, as shapes are, and so best kept whole."""
+    if not isinstance(value, Items):
+        return False
+    plain = all(isinstance(item, Known) or (type(item) is Code and not item.transposed) for item in value.items)
+    bare = any(isinstance(item, Code) and ast.unparse(item.expr) == variable for item in value.items)
+    return plain and not bare
+
+
+class Mechanism:
+    """What modeling code may have besides plain Python: attention's scores, masks, convolutions, ...
+
+    The language asks its mechanisms, in their order, before it takes anything for plain Python: the first that does not
+    answer None has answered. Each says what it knows by overriding what it needs; here nothing is known.
+    """
+
+    def unary(self, op: ast.unaryop, operand: Value) -> Value | None:
+        """Return `op operand`."""
+        return None
+
+    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+        """Return `left op right`."""
+        return None
+
+    def compare(self, op: ast.cmpop, left: Value, right: Value) -> Value | None:
+        """Return `left op right`."""
+        return None
+
+    def subscript(self, owner: Value, index: ast.expr, frame: Frame) -> Value | None:
+        """Return `owner[index]`, whose index is not evaluated yet."""
+        return None
+
+    def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+        """Return `owner[index]`; `node` is the code."""
+        return None
+
+    def attribute(self, owner: Value, attr: str, frame: Frame) -> Value | None:
+        """Return `owner.attr`."""
+        return None
+
+    def own_attribute(self, cls: ClassState, attr: str, path: ast.expr, frame: Frame) -> Value | None:
+        """Return an attribute that the `__init__` of a class sets, read from `path`."""
+        return None
+
+    def name(self, obj: object, frame: Frame) -> Value | None:
+        """Return what a global name means."""
+        return None
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """Return `function(*args)` of a function or class of the module's namespace; `expr` names it."""
+        return None
+
+    def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
+        """Return `callee(*args)` of anything else."""
+        return None
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """Return `owner.attr(*args)`."""
+        return None
+
+    def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value | None:
+        """Return `self.attr(*args)`."""
+        return None
+
+    def given(self, result: Value, module: Instance) -> Value | None:
+        """Return the result of calling a translated module as its caller sees it."""
+        return None
+
+    def returned(self, value: Value) -> Value | None:
+        """Return what a function gives that returns `value`."""
+        return None
+
+    def stored(self, value: Value) -> Value | None:
+        """Return what a variable holds to which `value` is assigned."""
+        return None
+
+    def set_attribute(self, attr: str, value: Value, frame: Frame) -> Value | None:
+        """Return what `__init__` assigns to `self.attr`."""
+        return None
+
+    def joined(self, sides: Sides) -> Value | None:
+        """Return what a variable holds behind a branch: one value or the other, and the statements that lead there."""
+        return None
+
+    def loop(self, node: ast.For, frame: Frame) -> Literal[True] | None:
+        """Write a loop in another way; True where that is done."""
+        return None
+
+    def decided(self, node: ast.If, frame: Frame) -> bool | None:
+        """Return which side of a branch is taken for a reason of the mechanism's."""
+        return None
+
+    def rest(self, statement: ast.stmt, after: Sequence[ast.stmt], frame: Frame) -> ast.stmt | None:
+        """Return what stands for the statements after an executed one, to the end of the body."""
+        return None
+
+    def forward(self, cls: ClassState, node: ast.FunctionDef, frame: Frame) -> Routine | None:
+        """Return the forward of a class that is not translated."""
+        return None
+
+    def init_body(self, cls: ClassState, body: list[ast.stmt], program: Program) -> list[ast.stmt] | None:
+        """Return what is written for the statements of a class's `__init__`."""
+        return None
+
+    def finish(self, program: Program) -> None:
+        """Add what the whole translation has to take for granted; raise `Untranslatable` where that does not hold."""
+
+
+class Program(Protocol):
+    """What evaluation asks of the translation of a whole model, of which a function is a part."""
+
+    model: nn.Module
+    """A tiny instance; it decides branches of which only one side has a translation."""
+    config: Any
+    findings: Findings
+    mechanisms: Mechanism
+    """All of them, as one."""
+    states: dict[type, ClassState]
+    functions: dict[str, Routine]
+    windowed: set[ClassState]
+    """Classes with code that makes masks with a window."""
+    own_norms: set[str]
+    """Names of PyTorch's norms that the file needs its own subclass of."""
+    knows_masks: bool
+    """Functions that make masks are not translated: masks are known as such."""
+    specialised: bool
+    """Branches on the config are decided, and guarded, as this config has them."""
+    pairs_positions: bool
+    """Distances were found between positions that transformers counts, which tell nothing of the batch."""
+    writes_positions: bool
+    """Counted positions stay `torch.arange`, as they are written."""
+
+    @property
+    def counts_positions(self) -> bool:
+        """Whether transformers' model counts positions by itself, so that what it counts is `position_ids` here."""
+
+    def evaluate(self, node: ast.expr, frame: Frame) -> Value:
+        """Return what is known of an expression's value; statements that it needs first are emitted."""
+
+    def decide(self, node: ast.expr, test: Value, frame: Frame) -> bool:
+        """Return a static condition's value in this config, the same for all modules of the class."""
+
+    def guard(self, condition: ast.expr, frame: Frame) -> None:
+        """Have `__init__` assert what this translation takes for granted."""
+
+    def modules_of(self, cls: type) -> list[nn.Module]:
+        """Return the modules of a class in the small model."""
+
+    def remember_global(self, identifier: str, obj: Any, source: ModuleSource) -> None:
+        """Note that residual code may mention a global name."""
+
+    def translates(self, cls: type) -> bool:
+        """Whether a module class is translated from its source (and not PyTorch's own)."""
+
+    def is_helper(self, obj: Any) -> bool:
+        """Whether a function is translated from its source."""
+
+    def has_method(self, cls: type, attr: str) -> bool:
+        """Whether a class has a method that is translated from its source."""
+
+    def reached(self, module: Instance) -> list[ClassState]:
+        """Return the states of a module's classes; how it is made becomes facts of theirs."""
+
+    def construct(self, cls: type, args: Args) -> Instance:
+        """Return the module that `cls(*args)` makes."""
+
+    def call_module(self, module: Instance, args: Args, frame: Frame, attr: str = "forward") -> Value:
+        """Return the result of calling a submodule, or one of its methods."""
+
+    def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value:
+        """Return `self.attr(...)`."""
+
+    def call_super(self, attr: str, args: Args, frame: Frame) -> Value:
+        """Return `super().attr(...)`."""
+
+    def call_autograd(self, cls: type, args: Args, frame: Frame) -> Value:
+        """Return `cls.apply(...)`."""
+
+    def call_function(self, function: Any, args: Args, frame: Frame) -> Value:
+        """Return a helper's result."""

@@ -1,0 +1,230 @@
+"""Values that are objects of the program: functions, classes, the config, modules and their methods."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from onboard.codegen.translate.language.trees.syntax import attribute, call, name, same_code
+from onboard.codegen.translate.language.values import Value, either
+
+
+@dataclass(frozen=True, eq=False)
+class Global(Value):
+    """An object that the module's namespace names: a function, a class, a module."""
+
+    obj: Any
+    expr: ast.expr
+
+    def code(self) -> ast.expr:
+        """Return its name."""
+        return self.expr
+
+    def same_as(self, other: Global) -> bool:
+        """Whether both are one object."""
+        return self.obj is other.obj
+
+    @property
+    def is_static(self) -> bool:
+        """It is."""
+        return True
+
+
+@dataclass(frozen=True, eq=False)
+class Choice(Value):
+    """One of two classes or functions; `test` is known once the config is."""
+
+    test: ast.expr
+    first: Value
+    second: Value
+
+    def code(self) -> ast.expr:
+        """Return the choice."""
+        return ast.IfExp(self.test, self.first.code(), self.second.code())
+
+
+@dataclass(frozen=True, eq=False)
+class Config(Value):
+    """The model's config object, or that of a part of a composite."""
+
+    expr: ast.expr
+    obj: Any
+    copy: ast.expr | None = None
+    """How it is copied, where code may change it from here on."""
+
+    def code(self) -> ast.expr:
+        """Return its path."""
+        return self.expr
+
+    def same_as(self, other: Config) -> bool:
+        """Whether both are one object."""
+        return self.obj is other.obj
+
+    @property
+    def is_static(self) -> bool:
+        """It is."""
+        return True
+
+    def fact(self) -> Value:
+        """Return itself."""
+        return self
+
+    def as_parameter(self, parameter: str) -> Value:
+        """Return it under the parameter's name."""
+        return Config(name(parameter), self.obj)
+
+
+@dataclass(frozen=True, eq=False)
+class Self(Value):
+    """The module whose code is evaluated."""
+
+    def code(self) -> ast.expr:
+        """Return `self`."""
+        return name("self")
+
+    def same_as(self, other: Self) -> bool:
+        """There is one."""
+        return True
+
+
+@dataclass(frozen=True, eq=False)
+class Super(Value):
+    """`super()`."""
+
+    def code(self) -> ast.expr:
+        """Return `super()`."""
+        return call(name("super"))
+
+    def same_as(self, other: Super) -> bool:
+        """There is one."""
+        return True
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A constructor call: class and arguments. They count for the class's translation once its forward is reached."""
+
+    cls: type
+    arguments: dict[str, Value] = field(default_factory=dict)
+
+    def equals(self, other: Made) -> bool:
+        """Whether another constructor call is certainly equal."""
+        if self is other:
+            return True
+        if self.cls is not other.cls or self.arguments.keys() != other.arguments.keys():
+            return False
+        return all(self.arguments[key].equals(other.arguments[key]) for key in self.arguments)
+
+
+def joined_ways(first: tuple[Made, ...], second: tuple[Made, ...]) -> tuple[Made, ...]:
+    """Return the ways in which the modules of either list are made, each once."""
+    return (*first, *(way for way in second if not any(way.equals(other) for other in first)))
+
+
+@dataclass(frozen=True, eq=False)
+class Instance(Value):
+    """A module: made in one of the ways `made`, by `expr` (a constructor call) or found there (an attribute)."""
+
+    made: tuple[Made, ...]
+    expr: ast.expr
+    optional: bool = False
+    """It may be None, as some configs have it."""
+
+    @property
+    def classes(self) -> tuple[type, ...]:
+        """The classes it may be of."""
+        return tuple(dict.fromkeys(made.cls for made in self.made))
+
+    def code(self) -> ast.expr:
+        """Return its constructor call or path."""
+        return self.expr
+
+    def same_as(self, other: Instance) -> bool:
+        """Whether both are made in the same ways by the same code."""
+        ways = len(self.made) == len(other.made) and all(
+            way.equals(own) for way, own in zip(self.made, other.made, strict=True)
+        )
+        return ways and self.optional == other.optional and same_code(self.expr, other.expr)
+
+    @property
+    def may_be_none(self) -> bool:
+        """Whether it may be None."""
+        return self.optional
+
+    def truth(self) -> bool | None:
+        """Return that a module counts as true."""
+        return None if self.optional else True
+
+    def fact(self) -> Value:
+        """Return the ways in which it is made."""
+        return self.as_parameter("_")
+
+    def joined(self, other: Value) -> Value:
+        """Return a module made in the ways of either."""
+        if isinstance(other, Instance):
+            return Instance(joined_ways(self.made, other.made), name("_"), self.optional or other.optional)
+        return either(self, other)
+
+    def as_parameter(self, parameter: str) -> Value:
+        """Return it under the parameter's name."""
+        return replace(self, expr=name(parameter))
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleList(Value):
+    """An nn.ModuleList of modules that are made in the given ways."""
+
+    made: tuple[Made, ...]
+    expr: ast.expr
+
+    def code(self) -> ast.expr:
+        """Return its constructor call or path."""
+        return self.expr
+
+    def same_as(self, other: ModuleList) -> bool:
+        """Whether both are the same code."""
+        return same_code(self.expr, other.expr)
+
+
+@dataclass(frozen=True, eq=False)
+class Method(Value):
+    """`owner.name`, to be called."""
+
+    owner: Value
+    name: str
+
+    def code(self) -> ast.expr:
+        """Return the attribute."""
+        return attribute(self.owner.code(), self.name)
+
+    def same_as(self, other: Method) -> bool:
+        """Whether both are the same method of equal owners."""
+        return self.name == other.name and self.owner.equals(other.owner)
+
+
+@dataclass(frozen=True, eq=False)
+class MaskMaker(Value):
+    """A function that builds an attention mask, or a mask of padding alone."""
+
+    padding: bool = False
+    chunked: bool = False
+    """The mask cuts the text into chunks of the config's length."""
+
+    def same_as(self, other: MaskMaker) -> bool:
+        """Whether both make masks of one kind."""
+        return self.padding == other.padding
+
+    @property
+    def is_static(self) -> bool:
+        """It is."""
+        return True
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionInterface(Value):
+    """What transformers' attention dispatch returns: a function of q, k, v, mask and keywords."""
+
+    def same_as(self, other: AttentionInterface) -> bool:
+        """There is one."""
+        return True

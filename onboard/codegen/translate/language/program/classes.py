@@ -1,0 +1,387 @@
+"""Translate the classes that a model reaches.
+
+Evaluation is monovariant: a class or helper has one translation, for all its uses. What uses pass to it is joined into
+facts; when a use adds to the facts of something translated already, the round is thrown away and repeated with them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from onboard.analysis.source import ModuleSource, find_method, module_source
+from onboard.analysis.tiny.tiny_model import counts_positions
+from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.expressions import composite, objects
+from onboard.codegen.translate.language.expressions.calls import call_value
+from onboard.codegen.translate.language.expressions.decisions import own_arguments
+from onboard.codegen.translate.language.expressions.evaluate import evaluate
+from onboard.codegen.translate.language.findings import Findings
+from onboard.codegen.translate.language.frame import Frame, Mechanism, Program
+from onboard.codegen.translate.language.holes import Result, fill
+from onboard.codegen.translate.language.object_values import Config, Instance, Made, Method, Self
+from onboard.codegen.translate.language.program import supers, unrun
+from onboard.codegen.translate.language.program.facts import (
+    all_bound,
+    as_parameters,
+    bind,
+    default_fact,
+    default_nodes,
+    join_facts,
+    sets_attributes,
+)
+from onboard.codegen.translate.language.program.inline import absent, call_autograd, defaults, inline
+from onboard.codegen.translate.language.program.results import (
+    finish_returns,
+    given_back,
+    in_terms_of,
+    same_call,
+    same_code_of,
+    with_logits_alone,
+)
+from onboard.codegen.translate.language.program.supers import execute_inside, looked_up
+from onboard.codegen.translate.language.state import ClassState, Restart, Routine
+from onboard.codegen.translate.language.statements.assign import refuse_growth
+from onboard.codegen.translate.language.statements.execute import RAISES, execute
+from onboard.codegen.translate.language.trees import cleanup
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.language.values import NONE, Code, Mapping, Value, untransposed
+
+
+class Translator(Program):
+    """Translates everything that a causal language model class reaches.
+
+    Args:
+        model: a tiny instance; it decides branches of which only one side has a translation.
+        findings: what the analysis says of the model's classes and functions.
+        mechanisms: what modeling code has besides plain Python, as one.
+    """
+
+    def __init__(self, model: nn.Module, findings: Findings | None = None, mechanisms: Mechanism | None = None) -> None:
+        self.model = model
+        self.config: Any = model.config
+        self.findings = findings or Findings()
+        self.mechanisms = mechanisms or Mechanism()
+        self.knows_masks = True
+        self.specialised = False
+        self.pairs_positions = False
+        self.writes_positions = False
+        self.facts: dict[tuple[str, str], dict[str, Value]] = {}
+        self.shared: dict[tuple[type, str], set[str]] = {}
+        """Parameters that a method takes because other classes' methods, which are called in its place, need them."""
+        self.reset()
+
+    @cached_property
+    def counts_positions(self) -> bool:
+        """Whether transformers' model counts positions by itself, so that what it counts is `position_ids` here."""
+        return counts_positions(self.model)
+
+    def reset(self) -> None:
+        """Forget translations, keep facts."""
+        self.states: dict[type, ClassState] = {}
+        self.functions: dict[str, Routine] = {}
+        self.globals: dict[str, tuple[Any, ModuleSource]] = {}
+        self.windowed: set[ClassState] = set()
+        self.own_norms: set[str] = set()
+
+    def translate(self) -> ClassState:
+        """Translate the model's class and all that it reaches: for every config or, where that fails, for this one."""
+        try:
+            return self._fixed_point()
+        except Untranslatable:
+            self.facts, self.shared = {}, {}
+            self.writes_positions = self.pairs_positions
+            self.specialised = not self.writes_positions
+        try:
+            return self._fixed_point()
+        except Untranslatable:
+            if self.specialised:
+                raise
+            self.facts, self.shared = {}, {}
+            self.specialised = True
+        return self._fixed_point()
+
+    def _fixed_point(self) -> ClassState:
+        for _ in range(100):
+            self.reset()
+            try:
+                return self._round()
+            except Restart:
+                continue
+        raise Untranslatable("a program without a fixed point")
+
+    def _round(self) -> ClassState:
+        cls = type(self.model)
+        config = Config(name("config"), self.config)
+        (state,) = self.reached(self.construct(cls, Args([config], {}, [])))
+        given = {key: Code(name(key)) for key in ("input_ids", "position_ids")}
+        self._method(state, "forward", Args([], dict(given), []))
+        unrun.reach(self)
+        self.mechanisms.finish(self)
+        return state
+
+    def remember_global(self, identifier: str, obj: Any, source: ModuleSource) -> None:
+        """Note that residual code may mention a global name."""
+        self.globals.setdefault(identifier, (obj, source))
+
+    def translates(self, cls: type) -> bool:
+        """Whether a module class is translated from its source (and not PyTorch's own)."""
+        return objects.is_module(cls) and not cls.__module__.startswith("torch.")
+
+    def is_helper(self, obj: Any) -> bool:
+        """Whether a function is translated from its source."""
+        return inspect.isfunction(obj) and not obj.__module__.startswith("torch")
+
+    def evaluate(self, node: ast.expr, frame: Frame) -> Value:
+        """Return what is known of an expression's value."""
+        return evaluate(node, frame)
+
+    def reached(self, module: Instance) -> list[ClassState]:
+        """Return the states of a module's classes; how it is made becomes facts of theirs."""
+        states = []
+        for made in module.made:
+            found = find_method(made.cls, "__init__")
+            assert found is not None
+            self._learn(("init", made.cls.__qualname__), found[1], made.arguments, made.cls in self.states)
+            if made.cls not in self.states:
+                self.states[made.cls] = ClassState(made.cls)
+                self._evaluate_init(self.states[made.cls])
+            states.append(self.states[made.cls])
+        return list(dict.fromkeys(states))
+
+    def decide(self, node: ast.expr, test: Value, frame: Frame) -> bool:
+        """Return a static condition's value in this config, the same for all modules of the class."""
+        known = [(key, value) for key, value in frame.env.values.items() if isinstance(value, Config)]
+        configs = {key: value.obj for key, value in known if value.copy is None}
+        names = {**frame.source.namespace, "config": self.config, **configs}
+        modules: list[Any] = [] if frame.cls is None else [*self.modules_of(frame.cls.cls)]
+        try:
+            code = ast.unparse(test.code())
+            values = {bool(eval(code, {**names, **own_arguments(module, frame)})) for module in modules or [None]}
+        except Exception as error:
+            raise Untranslatable(f"the condition {ast.unparse(node)}") from error
+        if len(values) != 1:
+            raise Untranslatable(f"the condition {ast.unparse(node)}, which differs between layers")
+        return values.pop()
+
+    def modules_of(self, cls: type) -> list[nn.Module]:
+        """Return the modules of a class in the small model."""
+        return [module for module in self.model.modules() if type(module) is cls]
+
+    def guard(self, condition: ast.expr, frame: Frame) -> None:
+        """Have `__init__` assert what this translation takes for granted."""
+        if frame.cls is None:
+            raise Untranslatable("a branch of a helper function that depends on the config")
+        if not any(ast.dump(item) == ast.dump(condition) for item in frame.cls.guards):
+            frame.cls.guards.append(condition)
+
+    def construct(self, cls: type, args: Args) -> Instance:
+        """Return the module that `cls(*args)` makes."""
+        found = find_method(cls, "__init__")
+        if found is None or args.stars:
+            raise Untranslatable(f"the constructor of {cls.__name__}")
+        bound, _ = bind(found[1], args, method=True)
+        keywords = [ast.keyword(key, value.code()) for key, value in bound.items()]
+        return Instance((Made(cls, bound),), ast.Call(name(cls.__name__), [], keywords))
+
+    def has_method(self, cls: type, attr: str) -> bool:
+        """Whether a class has a method that is translated from its source."""
+        found = find_method(cls, attr) if self.translates(cls) else None
+        return found is not None and not found[0].__module__.startswith(("torch.", "transformers.modeling_"))
+
+    def call_module(self, module: Instance, args: Args, frame: Frame, attr: str = "forward") -> Value:
+        """Return the result of calling a submodule, or one of its methods."""
+        torch_classes = [cls for cls in module.classes if not self.translates(cls)]
+        if len(torch_classes) == len(module.classes):
+            return self._call_torch_module(module, args)
+        own = replace(module, made=tuple(made for made in module.made if self.translates(made.cls)))
+        states = self.reached(own)
+        routines = [self._method(state, attr, args) for state in states]
+        if torch_classes and not (torch_classes == [nn.Identity] and all(item.keeps_one for item in routines)):
+            raise Untranslatable(f"{ast.unparse(module.expr)}, which may be a {torch_classes[0].__name__}")
+        self._share_parameters(states, attr, routines, args)
+        keeps_order = attr == "forward" and self._keeps_order(own, args)
+        function = module.expr if attr == "forward" else attribute(module.expr, attr)
+        results = [self._result(function, r, all_bound(r.node, args), keeps_order) for r in routines]
+        if not all(same_call(results[0], result) for result in results):
+            if (plain := same_code_of(results)) is not None:
+                return plain
+            raise Untranslatable(f"{ast.unparse(module.expr)}, whose classes take different arguments")
+        return self.mechanisms.given(results[0], module) or results[0]
+
+    def _share_parameters(self, states: list[ClassState], attr: str, routines: list[Routine], args: Args) -> None:
+        """What one class of a module that may be of several needs of a call, the others take, too, where they can."""
+        given = [set(all_bound(routine.node, args)) for routine in routines]
+        needed = {key for routine, own in zip(routines, given, strict=True) for key in routine.parameters if key in own}
+        if not all(own.issuperset(needed) for own in given):
+            return
+        lacking = {state.cls: needed.difference(r.parameters) for state, r in zip(states, routines, strict=True)}
+        for cls, keys in lacking.items():
+            self.shared.setdefault((cls, attr), set()).update(keys)
+        if any(lacking.values()):
+            raise Restart
+
+    def _call_torch_module(self, module: Instance, args: Args) -> Value:
+        called = plain_call(module.expr, args)
+        return looked_up(called, args) if all(issubclass(cls, nn.Embedding) for cls in module.classes) else called
+
+    def _keeps_order(self, module: Instance, args: Args) -> bool:
+        """Whether a module works on the last dimension alone and its only argument is transposed."""
+        kinds = [self.findings.recognised.get(cls.__name__) for cls in module.classes]
+        values = (*args.positional, *args.keywords.values())
+        pointwise = all(kind is not None and kind.last_dimension_only for kind in kinds)
+        return pointwise and len(values) == 1 and isinstance(values[0], Code) and values[0].transposed
+
+    def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value:
+        """Return `self.attr(...)`."""
+        state = frame.cls or frame.caller
+        assert state is not None
+        value = objects.attribute_of(state, attr, name("self"), frame)
+        if not isinstance(value, Method):
+            return call_value(value, args, frame)
+        if (known_as := self.mechanisms.call_own_method(attr, args, frame)) is not None:
+            return known_as
+        if attr == "register_buffer" and frame.kind == "init":
+            return supers.register_buffer(args, frame)
+        if attr == "get_input_embeddings" and (embeddings := composite.input_embeddings(frame)) is not None:
+            return embeddings
+        found = find_method(state.cls, attr)
+        if found is None or found[0].__module__.startswith("transformers.modeling_utils"):
+            return NONE  # checks and bookkeeping of transformers' base class
+        if found[0].__module__.startswith("torch."):
+            return plain_call(attribute(name("self"), attr), args)
+        if frame.kind == "init" and sets_attributes(found[1]):
+            return execute_inside(self, *found, args, frame)
+        refuse_growth(found[1], frame)
+        routine = self._method(state, attr, args)
+        if not routine.body:
+            del state.methods[attr]  # nothing is left to call
+            if routine.given is None:
+                return routine.shape
+        static = "staticmethod" in {ast.unparse(item) for item in found[1].decorator_list}
+        bound, rest = bind(routine.node, args, method=not static)
+        return self._result(attribute(name("self"), attr), routine, rest | bound, False)
+
+    def call_super(self, attr: str, args: Args, frame: Frame) -> Value:
+        """Return `super().attr(...)`."""
+        return supers.call_super(self, attr, args, frame)
+
+    def call_autograd(self, cls: type, args: Args, frame: Frame) -> Value:
+        """Return `cls.apply(...)`."""
+        return call_autograd(self, cls, args, frame)
+
+    def call_function(self, function: Any, args: Args, frame: Frame) -> Value:
+        """Return a helper's result: inline when it comes down to an expression, else as a call of its translation."""
+        source = module_source(function.__module__)
+        node = source.functions.get(function.__name__)
+        if node is None:
+            raise Untranslatable(f"the helper {function.__name__}")
+        inlined = inline(self, node, source, args, frame.cls or frame.caller)
+        if inlined is not None:
+            return inlined
+        key = function.__name__
+        bound, rest = bind(node, args, method=False)
+        self._learn(("function", key), node, {**bound, **rest}, key in self.functions)
+        if key not in self.functions:
+            inner = Frame(self, source, "function")
+            self.functions[key] = self._routine(node, inner, self.facts["function", key])
+        return self._result(name(key), self.functions[key], bound, False)
+
+    def _evaluate_init(self, state: ClassState) -> None:
+        found = find_method(state.cls, "__init__")
+        assert found is not None
+        owner, node = found
+        if owner.__module__.startswith("torch."):
+            state.init = Routine(node, module_source(owner.__module__))
+            state.inherits_init = True
+            return
+        frame = Frame(self, module_source(owner.__module__), "init", state, owner)
+        frame.env.values["self"] = Self()
+        facts = self.facts["init", state.cls.__qualname__]
+        frame.env.values.update(defaults(node, frame) | as_parameters(facts))
+        if not (recognised := self.findings.recognised.get(state.cls.__name__)) or not recognised.own_init:
+            execute(node.body, frame)
+        prefix = "self."
+        state.attributes = {k.removeprefix(prefix): v for k, v in frame.env.values.items() if k.startswith(prefix)}
+        body = self.mechanisms.init_body(state, frame.out, self)
+        state.init = Routine(node, frame.source, body=frame.out if body is None else body)
+
+    def _method(self, state: ClassState, attr: str, args: Args) -> Routine:
+        """Return the translation of a method, made with the facts of all its uses."""
+        found = find_method(state.cls, attr)
+        if found is None or found[0].__module__.startswith("torch."):
+            raise Untranslatable(f"{state.cls.__name__}.{attr}")
+        owner, node = found
+        static = "staticmethod" in {ast.unparse(item) for item in node.decorator_list}
+        bound, rest = bind(node, args, method=not static)
+        key = ("method", f"{state.cls.__qualname__}.{attr}")
+        self._learn(key, node, {**bound, **rest}, attr in state.methods)
+        if attr not in state.methods:
+            frame = Frame(self, module_source(owner.__module__), "forward", state, owner)
+            made = self.mechanisms.forward(state, node, frame) if attr == "forward" else None
+            if made is not None:
+                state.methods[attr] = made
+                unrun.reach_parts(state, frame)
+            else:
+                frame.env.values["self"] = Self()
+                state.methods[attr] = self._routine(node, frame, self.facts[key])
+            state.methods[attr].take(self.shared.get((state.cls, attr), set()), self.facts[key])
+        return state.methods[attr]
+
+    def _routine(self, node: ast.FunctionDef, frame: Frame, facts: dict[str, Value]) -> Routine:
+        frame.env.values.update(defaults(node, frame) | as_parameters(facts))
+        if node.args.kwarg is not None:
+            named = {item.arg for item in (*node.args.args, *node.args.kwonlyargs)}
+            extra = {key: value for key, value in as_parameters(facts).items() if key not in named}
+            frame.env.values[node.args.kwarg.arg] = Mapping(extra)
+        if execute(node.body, frame) == RAISES:
+            raise Untranslatable(f"{node.name}, which raises")
+        if frame.cls is not None and frame.cls.cls is type(self.model) and node.name == "forward":
+            frame.returns = [(statement, with_logits_alone(value)) for statement, value in frame.returns]
+        routine = Routine(node, frame.source, facts=facts)
+        if frame.kind == "forward" and node.name != "forward" and (given := given_back(frame)) is not None:
+            routine.given = given
+            return routine
+        routine.static = bool(frame.returns) and all(value.is_static for _, value in frame.returns)
+        routine.shape, routine.holes = finish_returns(frame)
+        routine.body = cleanup.clean(frame.out)
+        used = cleanup.free_names(routine.body)
+        order = [item.arg for item in (*node.args.args, *node.args.kwonlyargs)]
+        routine.parameters = [key for key in dict.fromkeys((*order, *facts)) if key in used and key in facts]
+        if "position_ids" in used - facts.keys():
+            routine.parameters.append("position_ids")  # counted here by transformers
+        return routine
+
+    def _result(self, function: ast.expr, routine: Routine, bound: dict[str, Value], keeps_order: bool) -> Value:
+        """Return the value of a call of translated code."""
+        if routine.given is not None:
+            return in_terms_of(routine.given, bound)
+        arguments = []
+        for key in routine.omitting(bound):
+            value = bound[key] if key in bound else absent(routine, key, self.counts_positions)
+            arguments.append((untransposed(value) if keeps_order else value).passed(routine.facts.get(key)))
+        called = ast.Call(function, arguments, [])
+        if routine.holes > 1:
+            return Result(called, routine.shape, routine.holes)
+        if routine.holes == 0:
+            return routine.shape
+        return fill(routine.shape, [Code(called, transposed=keeps_order)])
+
+    def _learn(self, key: tuple[str, str], node: ast.FunctionDef, bound: dict[str, Value], translated: bool) -> None:
+        """Join what a use passes into the facts of a function; a parameter that a use leaves out has its default."""
+        defaults = {item: default_fact(default) for item, default in default_nodes(node).items()}
+        new = {**defaults, **{item: value.fact() for item, value in bound.items()}}
+        known = self.facts.get(key)
+        if known is None:
+            self.facts[key] = new
+            return
+        joined = {item: join_facts(known.get(item, NONE), new.get(item, NONE)) for item in {**known, **new}}
+        if any(item not in known or not known[item].same_fact(fact) for item, fact in joined.items()):
+            self.facts[key] = joined
+            if translated:
+                raise Restart

@@ -1,0 +1,68 @@
+"""What the uses of a function have in common: the facts with which it is translated."""
+
+from __future__ import annotations
+
+import ast
+
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.trees.syntax import Untranslatable
+from onboard.codegen.translate.language.values import Code, Items, Known, Value
+
+
+def bind(node: ast.FunctionDef, args: Args, *, method: bool) -> tuple[dict[str, Value], dict[str, Value]]:
+    """Bind arguments to a definition's parameters; return them and what falls into `**kwargs`."""
+    if args.stars:
+        raise Untranslatable(f"a call of {node.name} with *args")
+    names = [item.arg for item in (*node.args.posonlyargs, *node.args.args)][1 if method else 0 :]
+    extra = args.positional[len(names) :]
+    if extra and node.args.vararg is None:
+        raise Untranslatable(f"too many arguments for {node.name}")
+    bound = dict(zip(names, args.positional, strict=False))
+    if node.args.vararg is not None:
+        bound[node.args.vararg.arg] = Items(tuple(extra))
+    named = {*names, *(item.arg for item in node.args.kwonlyargs)}
+    bound |= {key: value for key, value in args.keywords.items() if key in named}
+    rest = {key: value for key, value in args.keywords.items() if key not in named}
+    if rest and node.args.kwarg is None:
+        raise Untranslatable(f"{node.name} takes no {', '.join(rest)}")
+    return bound, rest
+
+
+def default_nodes(node: ast.FunctionDef) -> dict[str, ast.expr]:
+    """Return a definition's defaults by parameter."""
+    names = [item.arg for item in (*node.args.posonlyargs, *node.args.args)]
+    defaults = dict(zip(names[len(names) - len(node.args.defaults) :], node.args.defaults, strict=True))
+    pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    return defaults | {item.arg: default for item, default in pairs if default is not None}
+
+
+def default_fact(node: ast.expr) -> Value:
+    """Return what is known of a parameter that a use leaves out."""
+    try:
+        return Known(ast.literal_eval(node))
+    except ValueError:
+        return Code(node, static=True)
+
+
+def join_facts(old: Value, new: Value) -> Value:
+    """Return what holds for both of two uses."""
+    return old if old.same_fact(new) else old.joined(new)
+
+
+def as_parameters(facts: dict[str, Value]) -> dict[str, Value]:
+    """Return facts as the values of parameters inside the function."""
+    return {key: fact.as_parameter(key) for key, fact in facts.items()}
+
+
+def sets_attributes(node: ast.FunctionDef) -> bool:
+    """Whether a method works on `self` and returns nothing before its end."""
+    inside = [item for statement in node.body[:-1] for item in ast.walk(statement)]
+    last = [] if isinstance(node.body[-1], ast.Return) else list(ast.walk(node.body[-1]))
+    stores = [item for item in inside + last if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Store)]
+    return bool(stores) and not any(isinstance(item, ast.Return) and item.value is not None for item in inside + last)
+
+
+def all_bound(node: ast.FunctionDef, args: Args) -> dict[str, Value]:
+    """Return what a call of a forward passes, by name, `**kwargs` too."""
+    bound, rest = bind(node, args, method=True)
+    return rest | bound

@@ -1,0 +1,54 @@
+"""Functions that come down to an expression, and are written where they are called; parameters left out."""
+
+from __future__ import annotations
+
+import ast
+
+from onboard.analysis.source import ModuleSource, find_method, module_source
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.frame import Frame, Program
+from onboard.codegen.translate.language.program.facts import bind, default_fact, default_nodes
+from onboard.codegen.translate.language.state import ClassState, Routine
+from onboard.codegen.translate.language.statements.execute import execute
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, name
+from onboard.codegen.translate.language.values import NONE, Code, Value
+
+
+def call_autograd(translator: Program, cls: type, args: Args, frame: Frame) -> Value:
+    """Return `cls.apply(...)` of a function with a derivative of its own: what its forward computes."""
+    found = find_method(cls, "forward")
+    if found is None:
+        raise Untranslatable(f"{cls.__name__}.apply")
+    given = Args([NONE, *args.positional], args.keywords, args.stars)  # no context to save anything in
+    result = inline(translator, found[1], module_source(found[0].__module__), given, frame.cls or frame.caller)
+    if result is None:
+        raise Untranslatable(f"{cls.__name__}.forward")
+    return result
+
+
+def inline(
+    translator: Program, node: ast.FunctionDef, source: ModuleSource, args: Args, caller: ClassState | None
+) -> Value | None:
+    """Return what a function gives where that comes down to an expression."""
+    bound, rest = bind(node, args, method=False)
+    inner = Frame(translator, source, "function", caller=caller)
+    inner.env.values.update(defaults(node, inner) | bound | rest)
+    try:
+        execute(node.body, inner)
+    except Untranslatable:
+        return None
+    others = [statement for statement in inner.out if not isinstance(statement, ast.Return)]
+    return inner.returns[0][1] if not others and len(inner.returns) == 1 else None
+
+
+def defaults(node: ast.FunctionDef, frame: Frame) -> dict[str, Value]:
+    """Return the values of the parameters that have a default."""
+    return {key: frame.evaluate(item) for key, item in default_nodes(node).items()}
+
+
+def absent(routine: Routine, key: str, counts_positions: bool) -> Value:
+    """Return what a call that leaves a parameter out passes for it."""
+    if key == "position_ids" and counts_positions:
+        return Code(name("position_ids"))
+    default = default_nodes(routine.node).get(key)
+    return NONE if default is None else default_fact(default)

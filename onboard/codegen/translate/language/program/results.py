@@ -1,0 +1,137 @@
+"""What a translated function returns, and what its callers know of that."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.holes import Hole, Result
+from onboard.codegen.translate.language.object_values import Config
+from onboard.codegen.translate.language.trees.syntax import same_code
+from onboard.codegen.translate.language.values import NONE, Code, Half, Items, Known, Mapping, Mask, Output, Value
+
+
+def finish_returns(frame: Frame) -> tuple[Value, int]:
+    """Give every return statement its code; return the shape of what a caller gets and its run-time parts."""
+    if not frame.returns:
+        return NONE, 0
+    values = [value for _, value in frame.returns]
+    shape, holes = _shape(values, 0)
+    for statement, value in frame.returns:
+        parts = _run_time_parts(shape, value)
+        codes = [part.code() for part in parts]
+        statement.value = codes[0] if len(codes) == 1 else ast.Tuple(codes, ast.Load()) if codes else None
+    return shape, holes
+
+
+def with_logits_alone(value: Value) -> Value:
+    """Return a model's output without what other losses and other modalities read."""
+    return (
+        Output({"logits": value.fields["logits"]}) if isinstance(value, Output) and "logits" in value.fields else value
+    )
+
+
+def given_back(frame: Frame) -> Value | None:
+    """Return what a function returns whichever way it goes, where that is nothing but what it was given.
+
+    It may have decided which part of its arguments to take, and have taken all of them each time.
+    """
+    values = [value for _, value in frame.returns]
+    nodes = [node for statement in frame.out for node in ast.walk(statement)]
+    if any(isinstance(node, ast.Expr | ast.AugAssign | ast.For) or _is_store_inside(node) for node in nodes):
+        return None
+    assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    if len(values) < 2 or not all(values[0].equals(value) for value in values):
+        return None
+    return values[0] if isinstance(values[0], Code | Items) and _is_given(values[0], assigned) else None
+
+
+def _is_store_inside(node: ast.AST) -> bool:
+    return isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store)
+
+
+def _is_given(value: Value, assigned: set[str]) -> bool:
+    match value:
+        case Items(items=items):
+            return all(_is_given(item, assigned) for item in items)
+        case Mapping(items=items):
+            return all(_is_given(item, assigned) for item in items.values())
+        case Code(expr=ast.Name(id=variable), transposed=False):
+            return variable not in assigned
+    return isinstance(value, Mask | Known | Config)
+
+
+def in_terms_of(value: Value, arguments: dict[str, Value]) -> Value:
+    """Return what a call gets that is given its arguments back."""
+    match value:
+        case Code(expr=ast.Name(id=parameter)):
+            return arguments[parameter]
+    return value.mapped(lambda part: in_terms_of(part, arguments))
+
+
+def _shape(values: list[Value], index: int) -> tuple[Value, int]:
+    """Return the common shape of several results: what all know stays known, the rest are holes."""
+    first = values[0]
+    if isinstance(first, Known | Mask | Config) and all(first.equals(value) for value in values):
+        return first, index
+    parts: list[Value] = []
+    match first:
+        case Items(items=(Half(), Half())):
+            return Hole(index, form=first.items[0].whole.form), index + 1  # type: ignore[attr-defined]
+        case Items(items=items) if all(isinstance(v, Items) and len(v.items) == len(items) for v in values):
+            for column in zip(*(value.items for value in values), strict=True):  # type: ignore[attr-defined]
+                part, index = _shape(list(column), index)
+                parts.append(part)
+            return Items(tuple(parts)), index
+        case Output(fields=fields) if all(isinstance(v, Output) and v.fields.keys() == fields.keys() for v in values):
+            for key in fields:
+                part, index = _shape([value.fields[key] for value in values], index)  # type: ignore[attr-defined]
+                parts.append(part)
+            return Output(dict(zip(fields, parts, strict=True))), index
+    form = first.form if isinstance(first, Code) else None
+    kept = isinstance(first, Code) and first.returned and all(type(value) is type(first) for value in values)
+    like = first if isinstance(first, Code) and kept else None
+    optional = any(value.equals(NONE) or (isinstance(value, Code) and value.optional) for value in values)
+    return Hole(index, form, optional, like), index + 1
+
+
+def _run_time_parts(shape: Value, value: Value) -> list[Value]:
+    match shape, value:
+        case Hole(like=Code()), Code(expr=expr):
+            return [Code(expr)]
+        case Hole(), _:
+            return [value]
+        case Items(items=shapes), Items(items=items):
+            return [part for item in zip(shapes, items, strict=True) for part in _run_time_parts(*item)]
+        case Output(fields=shapes), Output(fields=fields):
+            return [part for key in shapes for part in _run_time_parts(shapes[key], fields[key])]
+    return []
+
+
+def same_call(first: Value, second: Value) -> bool:
+    """Whether two classes' forwards are called by the same code and give results of one shape."""
+    match first, second:
+        case Result(), Result():
+            return same_code(first.expr, second.expr) and first.shape.equals(second.shape)
+        case Items(items=a), Items(items=b):
+            return len(a) == len(b) and all(map(same_call, a, b))
+    return first.equals(second)
+
+
+def same_code_of(results: Sequence[Value]) -> Code | None:
+    """Return calls that are the same code and give a tensor here, a tuple there, as one; None for others.
+
+    What is given is as in the original where all of it exists at run time; so the code behind tells the cases apart.
+    """
+    codes = [item.expr for item in results if isinstance(item, Code | Result) and _is_plain(item)]
+    same = len(codes) == len(results) and all(same_code(codes[0], item) for item in codes)
+    return Code(codes[0]) if same else None
+
+
+def _is_plain(result: Code | Result) -> bool:
+    """Whether a call gives one tensor, or a tuple of nothing but run-time parts."""
+    if isinstance(result, Code):
+        return not result.transposed and result.form is None
+    items = result.shape.items if isinstance(result.shape, Items) else ()
+    return not result.transposed and bool(items) and all(isinstance(item, Hole) and not item.form for item in items)

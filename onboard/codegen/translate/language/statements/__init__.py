@@ -1,0 +1,1 @@
+"""Statements: assignments, branches, loops."""

@@ -1,0 +1,264 @@
+"""Assign values to targets: names, tuples, attributes of `self`, items."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+
+from transformers import PreTrainedModel
+
+from onboard.codegen.translate.language.expressions import objects
+from onboard.codegen.translate.language.forms import COMPLEX, MAYBE
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.holes import Hole, Result
+from onboard.codegen.translate.language.object_values import Config, Instance, ModuleList, Self, joined_ways
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.language.values import NONE, Code, Half, Items, Known, Mapping, Mask, Value
+
+
+def store(target: ast.expr, value: Value, frame: Frame, origin: ast.AST) -> None:
+    """Assign a value to a target."""
+    match target:
+        case ast.Name(id=variable):
+            _store_name(variable, value, frame, origin)
+        case ast.Tuple(elts=targets) | ast.List(elts=targets):
+            _unpack(targets, value, frame, origin)
+        case ast.Attribute(value=ast.Name(id="self"), attr=attr):
+            store_attribute(attr, frame.settle(value), frame, origin)
+        case ast.Attribute(value=owner, attr=attr) if _is_so_already(owner, attr, value, frame):
+            return
+        case ast.Attribute(attr="generation_config"):
+            return  # how transformers samples
+        case ast.Attribute(value=owner, attr=attr) if _states_a_fact(owner, attr, value, frame):
+            return
+        case ast.Attribute(value=owner, attr=attr) if _takes_away(owner, value, frame):
+            path = frame.code(owner)
+            frame.emit(ast.Assign([ast.Attribute(path, attr, ast.Store())], ast.Constant(None)), origin)
+        case ast.Attribute(value=ast.Name(id=variable), attr=attr) if _is_copied_config(variable, frame):
+            _change_config(variable, attr, frame.settle(value), frame, origin)
+        case ast.Subscript():
+            _store_item(target, frame.settle(value), frame, origin)
+        case _:
+            raise Untranslatable(f"an assignment to {ast.unparse(target)}")
+
+
+def _states_a_fact(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
+    """Whether `config.attr = value` says what every generated model takes for granted."""
+    fact = objects.CONFIG_FACTS.get(attr)
+    return isinstance(frame.evaluate(owner), Config) and isinstance(value, Known) and value.value is fact
+
+
+def _is_so_already(owner: ast.expr, attr: str, value: Value, frame: Frame) -> bool:
+    """Whether a forward forgets what it would have kept for the next call: nothing, where there is no cache."""
+    module = frame.evaluate(owner) if frame.kind != "init" and value.equals(NONE) else NONE
+    if not isinstance(module, Instance) or not all(map(frame.translator.translates, module.classes)):
+        return False
+    return all(state.attributes.get(attr, module).equals(NONE) for state in frame.translator.reached(module))
+
+
+def _takes_away(owner: ast.expr, value: Value, frame: Frame) -> bool:
+    """Whether `__init__` takes a part (a norm's bias) away from a module that it made."""
+    nothing = isinstance(value, Known) and value.value is None
+    return nothing and frame.kind == "init" and isinstance(frame.evaluate(owner), Instance)
+
+
+def _is_copied_config(variable: str, frame: Frame) -> bool:
+    known = frame.env.values.get(variable)
+    return isinstance(known, Config) and known.copy is not None
+
+
+def _change_config(variable: str, attr: str, value: Value, frame: Frame, origin: ast.AST) -> None:
+    """Change a copy of the config; the first change is what it is copied for."""
+    config = frame.env.values[variable]
+    assert isinstance(config, Config)
+    assert config.copy is not None
+    if not (isinstance(config.expr, ast.Name) and config.expr.id == variable):
+        frame.emit(ast.Assign([name(variable, store=True)], config.copy), origin)
+        frame.env.values[variable] = Config(name(variable), config.obj, config.copy)
+    frame.emit(ast.Assign([ast.Attribute(name(variable), attr, ast.Store())], value.code()), origin)
+
+
+def _store_name(variable: str, value: Value, frame: Frame, origin: ast.AST) -> None:
+    if not isinstance(value, Result):
+        frame.bind(variable, frame.mechanisms.stored(value) or value, origin)
+        return
+    if value.is_plain_tuple:
+        frame.bind(variable, Code(value.expr), origin)
+        return
+    names = [f"{variable}_{index}" for index in range(value.holes)]
+    frame.env.values[variable] = frame.bind_result(value, names, origin)
+
+
+def _unpack(targets: list[ast.expr], value: Value, frame: Frame, origin: ast.AST) -> None:
+    if isinstance(value, Result) and (names := _hole_names(targets, value)) is not None:
+        bound = frame.bind_result(value, names, origin)
+        assert isinstance(bound, Items)
+        for target, item in zip(targets, bound.items, strict=True):
+            assert isinstance(target, ast.Name)
+            frame.env.values[target.id] = item
+        return
+    value = frame.settle(value)
+    match value:
+        case Items(items=items) if len(items) == len(targets):
+            _unpack_items(targets, items, frame, origin)
+        case Known(value=tuple() | list() as known) if len(known) == len(targets):
+            _unpack_items(targets, tuple(map(Known, known)), frame, origin)
+        case Code(form=form) if form == COMPLEX and len(targets) == 2:
+            _unpack_items(targets, (Half(value, 0), Half(value, 1)), frame, origin)
+        case Code():
+            _unpack_code(targets, value, frame, origin)
+        case _:
+            raise Untranslatable(f"unpacking at {frame.source.location(origin)}")
+
+
+def _hole_names(targets: list[ast.expr], result: Result) -> list[str] | None:
+    """Return the target names of the result's parts when each part has one."""
+    if not (isinstance(result.shape, Items) and len(result.shape.items) == len(targets)):
+        return None
+    names = {}
+    for target, item in zip(targets, result.shape.items, strict=True):
+        if not isinstance(target, ast.Name) or not isinstance(item, Hole | Known):
+            return None
+        if isinstance(item, Hole):
+            names[item.index] = target.id
+    return [names[index] for index in range(result.holes)] if len(names) == result.holes else None
+
+
+def _unpack_items(targets: list[ast.expr], items: tuple[Value, ...], frame: Frame, origin: ast.AST) -> None:
+    """Assign one by one, or in one statement when a later item reads an earlier target."""
+    stores = {target.id for target in targets if isinstance(target, ast.Name)}
+    reads = {
+        node.id
+        for item in items[1:]
+        if isinstance(item, Code)
+        for node in ast.walk(item.expr)
+        if isinstance(node, ast.Name)
+    }
+    if stores & reads and all(isinstance(item, Code) for item in items):
+        elements = [item.expr for item in items if isinstance(item, Code)]
+        if any(ast.unparse(target) != ast.unparse(item) for target, item in zip(targets, elements, strict=True)):
+            frame.emit(ast.Assign([_store_tuple(targets)], ast.Tuple(elements, ast.Load())), origin)
+        for target, item in zip(targets, items, strict=True):
+            assert isinstance(target, ast.Name)
+            assert isinstance(item, Code)
+            frame.env.values[target.id] = replace(item, expr=name(target.id))
+        return
+    for target, item in zip(targets, items, strict=True):
+        store(target, item, frame, origin)
+
+
+def _store_tuple(targets: list[ast.expr]) -> ast.Tuple:
+    return ast.Tuple([_stored(target) for target in targets], ast.Store())
+
+
+def _stored(target: ast.expr) -> ast.expr:
+    if isinstance(target, ast.Tuple):
+        return _store_tuple(target.elts)
+    if not isinstance(target, ast.Name):
+        raise Untranslatable(f"unpacking into {ast.unparse(target)}")
+    return name(target.id, store=True)
+
+
+def _unpack_code(targets: list[ast.expr], value: Code, frame: Frame, origin: ast.AST) -> None:
+    """Unpack a run-time tuple; parts of a transposed whole (chunks of the last dimension) are transposed too."""
+    attributes = [target for target in targets if isinstance(target, ast.Attribute)]
+    names = [name(f"{item.attr}_value", True) if item in attributes else _stored(item) for item in targets]
+    frame.emit(ast.Assign([ast.Tuple(list(names), ast.Store())], value.expr), origin)
+    for target, part in zip(targets, names, strict=True):
+        inner = [item.id for item in ast.walk(part) if isinstance(item, ast.Name)]
+        frame.env.values.update({item: Code(name(item), value.static, value.transposed) for item in inner})
+        if not isinstance(part, ast.Name):
+            continue
+        if target in attributes:
+            store(target, frame.env.values[part.id], frame, origin)
+
+
+def store_attribute(attr: str, value: Value, frame: Frame, origin: ast.AST | None) -> None:
+    """Assign `self.attr`; only `__init__` may. What transformers notes of its own models is dropped."""
+    if attr.startswith("_") and hasattr(PreTrainedModel, attr):
+        return
+    if frame.kind != "init":
+        if isinstance(value, Code) and ast.unparse(value.expr).split(".to(")[0] == f"self.{attr}":
+            _move(attr, value.expr, frame)
+            return
+        if value.equals(NONE) and frame.cls is not None and frame.cls.attributes.get(attr, Self()).equals(NONE):
+            return  # what one call would keep for the next
+        raise Grows(f"forward assigns self.{attr}")
+    value = frame.mechanisms.set_attribute(attr, value, frame) or value
+    path = attribute(name("self"), attr)
+    assert isinstance(path, ast.Attribute)
+    target = ast.Attribute(path.value, attr, ast.Store())
+    frame.emit(ast.Assign([target], value.code()), origin)
+    frame.env.values[f"self.{attr}"] = _at(value, path)
+
+
+def _move(attr: str, expr: ast.expr, frame: Frame) -> None:
+    """Have what reads `self.attr` from here on read it in another dtype; it lies where the other tensors are."""
+    match expr:
+        case ast.Call(func=function, keywords=keywords) if dtype := [item for item in keywords if item.arg == "dtype"]:
+            frame.env.values[f"self.{attr}"] = Code(ast.Call(function, [], dtype))
+
+
+def _at(value: Value, path: ast.expr) -> Value:
+    """Return a value as it is read back from the attribute `path`."""
+    match value:
+        case Code(static=static, optional=optional):
+            return Code(path, static, optional=optional)
+        case Instance():
+            return replace(value, expr=path)
+        case ModuleList(made=made):
+            return ModuleList(made, path)
+        case Items() | Mapping():
+            return Code(path, value.is_static)
+    return value
+
+
+def _store_item(target: ast.Subscript, value: Value, frame: Frame, origin: ast.AST) -> None:
+    owner, key = frame.evaluate(target.value), frame.evaluate(target.slice)
+    computed = isinstance(owner, Mapping) and not owner.items and not isinstance(key, Known)
+    if isinstance(value, Mask) and isinstance(target.value, ast.Name) and (isinstance(owner, Mask) or computed):
+        frame.env.values[target.value.id] = value  # a dict of masks is as good as a mask
+        return
+    if isinstance(owner, Mapping) and isinstance(key, Known):
+        owner.items[key.value] = value
+        return
+    if isinstance(owner, Mapping):
+        if not isinstance(target.value, ast.Name):
+            raise Untranslatable(f"a computed key at {frame.source.location(origin)}")
+        if frame.loops:
+            raise Widened(target.value.id)
+        frame.bind(target.value.id, Code(owner.code()), origin)
+        owner = frame.env.values[target.value.id]
+    index = frame.code(target.slice) if not isinstance(target.slice, ast.Slice) else target.slice
+    frame.emit(ast.Assign([ast.Subscript(owner.code(), index, ast.Store())], value.code()), origin)
+    if isinstance(owner, ModuleList) and isinstance(value, Instance):
+        place = ast.unparse(target.value)
+        frame.env.values[place] = replace(owner, made=joined_ways(owner.made, value.made))
+    if isinstance(owner, Code) and isinstance(target.value, ast.Name) and (form := _form(value)) is not None:
+        frame.env.values[target.value.id] = Code(owner.expr, owner.static, form=f"dict of {form}")
+
+
+def _form(value: Value) -> str | None:
+    """Return what is known of an item that a dict gets at run time; items without one tell nothing of the others."""
+    if value.equals(NONE):
+        return MAYBE
+    return value.form if isinstance(value, Code) else None
+
+
+def refuse_growth(method: ast.FunctionDef, frame: Frame) -> None:
+    """Raise `Grows` where a forward calls a method that gives `self` a new buffer: what that calls need not know."""
+    made = [item.value for item in method.body if isinstance(item, ast.Assign) and isinstance(item.value, ast.Call)]
+    if frame.kind == "forward" and any(ast.unparse(item.func) in ("nn.Buffer", "nn.Parameter") for item in made):
+        raise Grows(f"forward calls {method.name}")
+
+
+class Grows(Untranslatable):
+    """A forward that replaces a buffer: tables of generated files have all positions from the start."""
+
+
+class Widened(Exception):
+    """A dict with known keys got a computed key: it has to exist at run time."""
+
+    def __init__(self, variable: str) -> None:
+        super().__init__(variable)
+        self.variable = variable

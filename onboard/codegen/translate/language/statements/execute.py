@@ -1,0 +1,406 @@
+"""Execute statements partially: known branches are taken, run-time statements are emitted."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from onboard.codegen.translate.language.env import Env
+from onboard.codegen.translate.language.expressions.comprehensions import bind_target, iteration
+from onboard.codegen.translate.language.expressions.decisions import decided_here
+from onboard.codegen.translate.language.expressions.evaluate import binary, condition
+from onboard.codegen.translate.language.expressions.narrow import narrowed, numbered
+from onboard.codegen.translate.language.frame import Frame, Sides
+from onboard.codegen.translate.language.object_values import Instance, ModuleList, joined_ways
+from onboard.codegen.translate.language.statements import lists
+from onboard.codegen.translate.language.statements.assign import Grows, Widened, store
+from onboard.codegen.translate.language.trees import selection
+from onboard.codegen.translate.language.trees.skips import without_continue
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, name
+from onboard.codegen.translate.language.values import NONE, Code, Known, Mapping, Mask, PaddingMask, Unread, Value
+
+GOES_ON, RETURNS, RAISES = "goes on", "returns", "raises"
+
+
+def execute(statements: Sequence[ast.stmt], frame: Frame) -> str:
+    """Execute statements; return how they end (`GOES_ON`, `RETURNS`, `RAISES`)."""
+    for index, statement in enumerate(statements):
+        handler = _STATEMENTS.get(type(statement))
+        if handler is None:
+            raise Untranslatable(f"{type(statement).__name__} at {frame.source.location(statement)}")
+        ending = handler(statement, frame)
+        if ending is not None:
+            return str(ending)
+        if (rest := frame.mechanisms.rest(statement, statements[index + 1 :], frame)) is not None:
+            return execute([rest], frame)
+    return GOES_ON
+
+
+def _assign(node: ast.Assign, frame: Frame) -> None:
+    try:
+        value = frame.evaluate(node.value)
+    except Untranslatable as error:
+        if frame.branches or not all(isinstance(target, ast.Name) for target in node.targets):
+            raise
+        value = Unread(str(error))
+    for target in node.targets:
+        store(target, value, frame, node)
+
+
+def _ann_assign(node: ast.AnnAssign, frame: Frame) -> None:
+    if node.value is not None:
+        store(node.target, frame.evaluate(node.value), frame, node)
+
+
+def _aug_assign(node: ast.AugAssign, frame: Frame) -> None:
+    """A tensor is changed in place, as other names for it see; everything else is computed anew."""
+    old = frame.evaluate(ast.copy_location(_as_load(node.target), node))
+    operand = frame.settle(frame.evaluate(node.value))
+    if frame.mechanisms.binary(node.op, old, operand) is old:
+        return
+    if isinstance(node.target, ast.Name) and type(old) is Code and not old.static and not old.transposed:
+        frame.emit(ast.AugAssign(name(node.target.id, store=True), node.op, operand.code()), node)
+        return
+    store(node.target, binary(node.op, old, operand, frame), frame, node)
+
+
+def _as_load(target: ast.expr) -> ast.expr:
+    return ast.parse(ast.unparse(target), mode="eval").body
+
+
+def _expr(node: ast.Expr, frame: Frame) -> None:
+    """Keep calls that work in place; everything else an expression statement does is bookkeeping."""
+    if isinstance(node.value, ast.Constant) or lists.append(node.value, frame):
+        return
+    value = frame.evaluate(node.value)
+    match node.value:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=variable))) if isinstance(value, Code) and value.lazy:
+            if _in_place(node.value):
+                frame.env.values[variable] = value
+            return
+    if isinstance(value, Code) and isinstance(value.expr, ast.Call) and _in_place(value.expr):
+        frame.emit(ast.Expr(value.expr), node)
+
+
+def _in_place(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and (
+        (node.func.attr.endswith("_") and not node.func.attr.endswith("__")) or node.func.attr == "append"
+    )
+
+
+def _return(node: ast.Return, frame: Frame) -> str:
+    value = NONE if node.value is None else frame.evaluate(node.value)
+    value = frame.mechanisms.returned(value) or value
+    statement = ast.Return(None)
+    frame.returns.append((statement, value))
+    frame.emit(statement, node)
+    return RETURNS
+
+
+def _if(node: ast.If, frame: Frame) -> str | None:
+    try:
+        test = frame.evaluate(node.test)
+    except Untranslatable:
+        if _only_raises(node.body) and not node.orelse:
+            return None  # a check of arguments that generated code does not have
+        raise
+    decided = frame.mechanisms.decided(node, frame)
+    decided, test = test.truth() if decided is None else decided, condition(test)
+    if decided is not None:
+        ending = execute(node.body if decided else node.orelse, frame)
+        return None if ending == GOES_ON else ending
+    if not test.is_static and (body := selection.always(node)) is not None:
+        execute(body, frame)
+        return None
+    return _branch(node, test, frame)
+
+
+def _branch(node: ast.If, test: Value, frame: Frame) -> str | None:
+    """Keep both sides; where one has no translation, take this config's side and guard it."""
+    if frame.translator.specialised and (chosen := _specialised(node, test, frame)) is not None:
+        ending = execute(node.body if chosen else node.orelse, frame)
+        return None if ending == GOES_ON else ending
+    sides = []
+    for body, outcome in ((node.body, True), (node.orelse, False)):
+        with narrowed(test, outcome, frame):
+            sides.append(_side(body, frame))
+    failed = [isinstance(side, Untranslatable) for side in sides]
+    if isinstance(sides[0], Grows) and not node.orelse:
+        return None
+    if any(failed):
+        return _fold(node, test, sides, frame)
+    (body, body_env, body_end), (orelse, else_env, else_end) = sides
+    if RAISES in (body_end, else_end):  # a check of the config, which transformers made already
+        kept = (orelse, else_env, else_end) if body_end == RAISES else (body, body_env, body_end)
+        return _take(kept, frame)
+    if body_end == RETURNS and else_end == GOES_ON:
+        frame.emit(ast.If(test.code(), body, []), node)
+        return _take((orelse, else_env, else_end), frame)
+    if RETURNS in (body_end, else_end):
+        frame.emit(ast.If(test.code(), body, orelse), node)
+        if body_end == else_end:
+            return RETURNS
+        frame.env = body_env
+        return None
+    _note_conditional(body_env, else_env, frame)
+    joined = _join((body, body_env), (orelse, else_env), frame)
+    if [ast.dump(item) for item in body] == [ast.dump(item) for item in orelse]:
+        frame.out.extend(body)  # what differed (masks, caches) is not there
+    else:
+        frame.emit(_if_statement(test.code(), body, orelse), node)
+    frame.env = joined
+    return None
+
+
+def _specialised(node: ast.If, test: Value, frame: Frame) -> bool | None:
+    """Return this config's side of a static test and guard it; None where that cannot be told."""
+    if any(_only_raises(body) for body in (node.body, node.orelse)):
+        return None
+    return decided_here(test, frame)
+
+
+def _only_raises(body: list[ast.stmt]) -> bool:
+    return [type(item) for item in body] == [ast.Raise]
+
+
+Side = tuple[list[ast.stmt], Env, str]
+Branch = tuple[list[ast.stmt], Env]
+
+
+def _side(body: list[ast.stmt], frame: Frame) -> Any:
+    count = len(frame.returns)
+    env = Env({key: _own_copy(value) for key, value in frame.env.values.items()})
+    try:
+        with frame.branch(env) as statements:
+            ending = execute(body, frame)
+            return statements, frame.env, ending
+    except Untranslatable as error:
+        del frame.returns[count:]
+        return error
+
+
+def _own_copy(value: Value) -> Value:
+    return Mapping(dict(value.items)) if isinstance(value, Mapping) else value
+
+
+def _take(side: Side, frame: Frame) -> str | None:
+    statements, env, ending = side
+    frame.out.extend(statements)
+    frame.env = env
+    return None if ending == GOES_ON else ending
+
+
+def _fold(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> str | None:
+    if (kept := _short_texts(node, test, sides, frame)) is not None:
+        return _take(kept, frame)
+    if not test.is_static or all(isinstance(side, Untranslatable) for side in sides):
+        raise next(side for side in sides if isinstance(side, Untranslatable))
+    try:
+        index = 0 if frame.translator.decide(node.test, test, frame) else 1
+    except Untranslatable as error:
+        reasons = dict.fromkeys(str(side) for side in sides if isinstance(side, Untranslatable))
+        raise Untranslatable(f"{'; '.join(reasons)}, under {error}") from error
+    if isinstance(sides[index], Untranslatable):
+        raise sides[index]
+    expr = test.code()
+    frame.translator.guard(expr if index == 0 else ast.UnaryOp(ast.Not(), expr), frame)
+    return _take(sides[index], frame)
+
+
+def _short_texts(node: ast.If, test: Value, sides: list[Any], frame: Frame) -> Side | None:
+    """Return the other side of a condition that holds of texts beyond a length of the config only; assert it."""
+    match test.code() if isinstance(test, Code) and isinstance(sides[0], Untranslatable) else None:
+        case ast.Compare(
+            left=ast.Attribute() as limit,
+            ops=[ast.Lt()],
+            comparators=[ast.Subscript(value=ast.Attribute(attr="shape")) as size],
+        ) if not isinstance(sides[1], Untranslatable) and ast.unparse(limit).startswith("self.config."):
+            said = ast.Constant("not covered: texts of more tokens at a time")
+            frame.emit(ast.Assert(ast.Compare(size, [ast.LtE()], [limit]), said), node)
+            side: Side = sides[1]
+            return side
+    return None
+
+
+def _if_statement(test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt]) -> ast.If:
+    if body:
+        return ast.If(test, body, orelse)
+    return ast.If(ast.UnaryOp(ast.Not(), test), orelse, [])
+
+
+def _join(one_side: Branch, other_side: Branch, frame: Frame) -> Env:
+    """Return what is known after either branch; what differs becomes a run-time variable."""
+    (first, one), (second, other) = one_side, other_side
+    joined = Env()
+    for key in {**one.values, **other.values}:
+        a, b = one.values.get(key), other.values.get(key)
+        if a is None or b is None:
+            joined.values[key] = a if a is not None else b  # type: ignore[assignment]
+        elif isinstance(a, ModuleList) and isinstance(b, ModuleList) and a.equals(b):
+            joined.values[key] = replace(a, made=joined_ways(a.made, b.made))
+        elif a.equals(b):
+            joined.values[key] = b if isinstance(a, Code) and a.form is None else a
+        else:
+            joined.values[key] = _joined(key, [(a, first), (b, second)], frame)
+    return joined
+
+
+def _note_conditional(one: Env, other: Env, frame: Frame) -> None:
+    """Note attributes of `self` that exist after one side of a condition only."""
+    if frame.cls is not None and frame.kind == "init":
+        either = one.values.keys() ^ other.values.keys()
+        frame.cls.sometimes.update(key.removeprefix("self.") for key in either if key.startswith("self."))
+
+
+def _joined(key: str, sides: Sides, frame: Frame) -> Value:
+    values = [value for value, _ in sides]
+    if (known_as := frame.mechanisms.joined(sides)) is not None:
+        return known_as
+    if all(isinstance(value, Mapping) for value in values):
+        first, second = (value.items for value in values if isinstance(value, Mapping))
+        merged = {**second, **first}
+        if all(first[item].equals(second[item]) for item in first.keys() & second.keys()):
+            return Mapping(merged)
+    if all(isinstance(value, Mask) for value in values):
+        return PaddingMask()
+    modules = [value for value in values if isinstance(value, Instance)]
+    if len(modules) == len(values) and not key.startswith("self."):
+        for module, (_, statements) in zip(modules, sides, strict=True):
+            statements.append(ast.Assign([name(key, store=True)], module.expr))
+        made = tuple(way for module in modules for way in module.made)
+        return Instance(made, name(key), any(module.optional for module in modules))
+    if key.startswith("self."):
+        path = attribute(name("self"), key.removeprefix("self."))
+        nothing = [value for value in values if isinstance(value, Known) and value.value is None]
+        if modules and len(modules) + len(nothing) == len(values):
+            optional = bool(nothing) or any(module.optional for module in modules)
+            return Instance(tuple(way for module in modules for way in module.made), path, optional)
+        return Code(path, all(each.is_static for each in values), optional=any(each.may_be_none for each in values))
+    for value, statements in sides:
+        new = value.code()
+        if not (isinstance(value, Code) and isinstance(new, ast.Name) and new.id == key):
+            lies = isinstance(value, Code) and value.transposed  # what comes after may need it as it looks
+            new = call(attribute(new, "contiguous")) if lies else new
+            statements.append(ast.Assign([name(key, store=True)], new))
+    optional = any(each.may_be_none for each in values)
+    return Code(name(key), all(each.is_static for each in values), optional=optional)
+
+
+def _for(node: ast.For, frame: Frame) -> str | None:
+    """Execute a loop body until what is known at its start holds at its end, too."""
+    if (made := lists.comprehended(node, frame)) is not None:
+        store(*made, frame, node)
+        return None
+    if frame.mechanisms.loop(node, frame):
+        return None
+    iterable, element = iteration(node.iter, frame)
+    statements = without_continue(node.body)
+    for variable in sorted(_assigned(statements) & frame.env.values.keys()):
+        frame.protect(variable, node)
+    known_before = _taken_for_granted(frame)
+    for _ in range(20):
+        start = frame.env
+        env = Env({key: _own_copy(value) for key, value in start.values.items()})
+        try:
+            with frame.branch(env) as body, frame.loop(start), numbered(node, frame):
+                bind_target(node.target, element, frame.env)
+                if execute(statements, frame) == RETURNS:
+                    raise Untranslatable(f"a return in a loop at {frame.source.location(node)}")
+                changed = _changed(node.target, start, frame.env)
+                filled = _filled_dicts(start, frame.env)
+                known: dict[str, Value] = {
+                    key: value for key in changed if isinstance(value := frame.env.values[key], Mask)
+                }
+                known |= lists.grown(start, frame.env)
+        except lists.Filled as appended:
+            if frame.loops and lists.is_from(appended, frame.loops[-1], start):
+                raise
+            lists.exist(appended, frame, node)
+            _forget(known_before, frame)
+            continue
+        except Widened as widened:
+            changed, known = [widened.variable], {}
+        if not changed and not known:
+            if body:
+                frame.emit(ast.For(_plain_target(node.target), iterable, body, []), node)
+            frame.env.values.update(filled)
+            return None
+        frame.env.values.update(known)
+        for key in changed if not known else []:
+            _widen(key, frame, node)
+    raise Untranslatable(f"a loop without a fixed point at {frame.source.location(node)}")
+
+
+def _taken_for_granted(frame: Frame) -> tuple[list[ast.expr], int]:
+    """Return the guards of the class whose code is evaluated, and how many of its methods are translated."""
+    return ([], 0) if frame.cls is None else (list(frame.cls.guards), len(frame.cls.methods))
+
+
+def _forget(before: tuple[list[ast.expr], int], frame: Frame) -> None:
+    """Drop guards since `before`, of branches decided while a list was taken for empty; methods keep what they need."""
+    if frame.cls is not None and len(frame.cls.methods) == before[1]:
+        frame.cls.guards[:] = before[0]
+
+
+def _assigned(body: list[ast.stmt]) -> set[str]:
+    """Return the variables that a loop's body assigns."""
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def _filled_dicts(start: Env, end: Env) -> dict[str, Value]:
+    """Return the dicts from before a loop of whose items its body tells something."""
+    dicts = {key: value for key, value in end.values.items() if key in start.values and isinstance(value, Code)}
+    return {key: value for key, value in dicts.items() if (value.form or "").startswith("dict of ")}
+
+
+def _changed(target: ast.expr, start: Env, end: Env) -> list[str]:
+    """Return the variables from before a loop that mean something else after its body."""
+    own = {item.id for item in ast.walk(target) if isinstance(item, ast.Name)}
+    shared = [key for key in start.values if key in end.values and key not in own]
+    return [key for key in shared if not start.values[key].equals(end.values[key])]
+
+
+def _widen(key: str, frame: Frame, node: ast.AST) -> None:
+    value = frame.env.values[key]
+    frame.bind(key, Code(value.code(), optional=value.may_be_none), node)
+
+
+def _plain_target(target: ast.expr) -> ast.expr:
+    node = ast.parse(f"for {ast.unparse(target)} in x: pass").body[0]
+    assert isinstance(node, ast.For)
+    return node.target
+
+
+def _with(node: ast.With, frame: Frame) -> str | None:
+    """Execute the body: the contexts of modeling code (no_grad, autocast) do not matter in inference."""
+    ending = execute(node.body, frame)
+    return None if ending == GOES_ON else ending
+
+
+def _raise(node: ast.Raise, frame: Frame) -> str:
+    return RAISES
+
+
+def _nothing(node: ast.stmt, frame: Frame) -> None:
+    return None
+
+
+_STATEMENTS: dict[type[ast.stmt], Callable[[Any, Frame], str | None]] = {
+    ast.Assign: _assign,
+    ast.AnnAssign: _ann_assign,
+    ast.AugAssign: _aug_assign,
+    ast.Expr: _expr,
+    ast.Return: _return,
+    ast.If: _if,
+    ast.For: _for,
+    ast.With: _with,
+    ast.Raise: _raise,
+    ast.Assert: _nothing,
+    ast.Pass: _nothing,
+    ast.Delete: _nothing,
+    ast.Import: _nothing,
+    ast.ImportFrom: _nothing,
+}

@@ -1,0 +1,95 @@
+"""Lists that code fills: of modules in `__init__`, of tensors in a loop of a forward."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+
+from onboard.codegen.translate.language.env import Env
+from onboard.codegen.translate.language.expressions.comprehensions import comprehension
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.object_values import Instance, ModuleList, joined_ways
+from onboard.codegen.translate.language.trees.syntax import attribute, call, name
+from onboard.codegen.translate.language.values import Code, Items, Value
+
+
+class Filled(Exception):
+    """A loop appends to a list: it has to exist at run time."""
+
+    def __init__(self, variable: str, modules: bool) -> None:
+        super().__init__(variable)
+        self.variable = variable
+        self.modules = modules
+
+
+def comprehended(node: ast.For, frame: Frame) -> tuple[ast.expr, Value] | None:
+    """Return the list and its value when a loop does nothing but append to an empty one."""
+    match node.body:
+        case [
+            *before,
+            ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=variable), attr="append"), args=[item])),
+        ]:
+            known = frame.env.values.get(variable)
+            if not (isinstance(known, Items) and not known.items and all(map(_is_local, before))):
+                return None
+            loop = ast.comprehension(node.target, node.iter, [], 0)
+            made = ast.copy_location(ast.ListComp(item, [loop]), node)
+            value = comprehension(made, frame, [part for part in before if isinstance(part, ast.Assign)])
+            return None if value is None else (name(variable, store=True), value)
+    return None
+
+
+def _is_local(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name)
+    )
+
+
+def append(node: ast.expr, frame: Frame) -> bool:
+    """Execute `places.append(item)` of a list that is known; return whether it was one."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=target, attr="append"), args=[item], keywords=[]):
+            place = ast.unparse(target)
+        case _:
+            return False
+    known = frame.env.values.get(place)
+    if not isinstance(known, Items | ModuleList):
+        return False
+    value = frame.settle(frame.evaluate(item))
+    if isinstance(known, Items):
+        if frame.loops:
+            raise Filled(place, isinstance(value, Instance))
+        frame.env.values[place] = Items((*known.items, value))
+        return True
+    if not isinstance(value, Instance):
+        return False
+    frame.emit(ast.Expr(call(attribute(known.expr, "append"), value.code())), node)
+    frame.env.values[place] = replace(known, made=joined_ways(known.made, value.made))
+    return True
+
+
+def is_from(filled: Filled, outside: Env, start: Env) -> bool:
+    """Whether a list that a loop fills is one from before the loop around it, too."""
+    return outside.values.get(filled.variable) is start.values[filled.variable]
+
+
+def exist(filled: Filled, frame: Frame, origin: ast.AST) -> None:
+    """Have a list that a loop fills exist before the loop."""
+    known = frame.env.values[filled.variable]
+    assert isinstance(known, Items)
+    place = name(filled.variable)
+    items = ast.List([each.code() for each in known.items], ast.Load())
+    frame.emit(ast.Assign([name(filled.variable, store=True)], items), origin)
+    made = tuple(way for item in known.items if isinstance(item, Instance) for way in item.made)
+    frame.env.values[filled.variable] = ModuleList(made, place) if filled.modules else Code(place)
+
+
+def grown(start: Env, end: Env) -> dict[str, Value]:
+    """Return the lists of modules to which a loop's body appended modules made in other ways."""
+    return {
+        key: value
+        for key, value in end.values.items()
+        if isinstance(value, ModuleList)
+        and isinstance(old := start.values.get(key), ModuleList)
+        and len(joined_ways(old.made, value.made)) > len(old.made)
+    }

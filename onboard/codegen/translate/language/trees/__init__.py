@@ -1,0 +1,1 @@
+"""Syntax trees alone, whatever their code means."""

@@ -1,0 +1,261 @@
+"""Dead code and needless copies in what is left of a function.
+
+Variables and attributes of `self` are treated alike: `self.x` is the name of a place, too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+
+from onboard.codegen.translate.language.trees import casts
+
+_ITEMS = "[...]"
+"""What marks a variable whose items are read by others, whatever becomes of the variable."""
+
+
+def clean(body: Sequence[ast.stmt], live_out: frozenset[str] = frozenset()) -> list[ast.stmt]:
+    """Return the statements without dead assignments and copies; `live_out` is read after them."""
+    statements = list(body)
+    outside = live_out | _of_callers(body)
+    for _ in range(100):
+        before = _dump(statements)
+        statements, _live = _remove_dead(statements, outside)
+        statements = casts.without_unseen(_join_copies(statements, live_out), live_out)
+        if _dump(statements) == before:
+            return statements
+    raise AssertionError("cleaning does not end")
+
+
+def _dump(statements: Sequence[ast.stmt]) -> str:
+    return "\n".join(map(ast.dump, statements))
+
+
+def free_names(body: Sequence[ast.stmt], live_out: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Return the places that statements read before they write them."""
+    live = _remove_dead(list(body), live_out | _of_callers(body))[1]
+    return frozenset(place for place in live if not place.endswith(_ITEMS))
+
+
+def _of_callers(body: Sequence[ast.stmt]) -> frozenset[str]:
+    """Return marks of the variables whose items are written, and which are never assigned: callers see the items."""
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    written = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    owners = [node.value for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    return frozenset(
+        f"{owner.id}{_ITEMS}" for owner in owners if isinstance(owner, ast.Name) and owner.id not in written
+    )
+
+
+def places_read(node: ast.AST) -> Iterator[str]:
+    """Yield the variables and `self` attributes that a tree reads."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        if isinstance(node.ctx, ast.Load):
+            yield f"self.{node.attr}"
+        return
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node.id
+    bound: set[str] = set()
+    if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.SetComp | ast.DictComp):
+        for generator in node.generators:
+            bound |= {item.id for item in ast.walk(generator.target) if isinstance(item, ast.Name)}
+    for child in ast.iter_child_nodes(node):
+        yield from (place for place in places_read(child) if place not in bound)
+
+
+def places_written(target: ast.expr) -> set[str]:
+    """Return the variables and `self` attributes that an assignment target writes; none for a subscript."""
+    match target:
+        case ast.Name(id=variable):
+            return {variable}
+        case ast.Attribute(value=ast.Name(id="self"), attr=attr):
+            return {f"self.{attr}"}
+        case ast.Tuple(elts=targets):
+            return set().union(*map(places_written, targets))
+    return set()
+
+
+def _mutated(target: ast.expr) -> set[str]:
+    """Return the variable whose item or attribute a target writes, and its mark."""
+    match target:
+        case ast.Subscript(value=owner) | ast.Attribute(value=owner) if not places_written(target):
+            places = set(places_read(owner))
+        case _:
+            return set()
+    return places | {f"{place}{_ITEMS}" for place in places}
+
+
+def _remove_dead(body: list[ast.stmt], live_out: frozenset[str]) -> tuple[list[ast.stmt], set[str]]:
+    """Return the statements whose effect is seen, and the places that are read before they are written."""
+    live = set(live_out)
+    kept: list[ast.stmt] = []
+    for statement in reversed(body):
+        new = _dead_in(statement, live)
+        if new is not None:
+            kept.append(new)
+    return kept[::-1], live
+
+
+def _dead_in(statement: ast.stmt, live: set[str]) -> ast.stmt | None:
+    """Return a statement without its dead parts, None when all of it is dead; update what is live before it."""
+    match statement:
+        case ast.Assign(targets=[target], value=value):
+            return _dead_assign(statement, target, value, live)
+        case ast.If():
+            return _dead_if(statement, live)
+        case ast.For():
+            return _dead_for(statement, live)
+        case ast.Return():
+            live.intersection_update([place for place in live if place.endswith(_ITEMS)])
+        case ast.AugAssign(target=target):
+            live.update(places_written(target))  # in place: what it changes may have another name that is read
+        case ast.Expr(
+            value=ast.Call(
+                func=ast.Attribute(value=ast.Name(id="self"), attr="register_buffer"),
+                args=[ast.Constant(value=str() as key), *_],
+            )
+        ):
+            if f"self.{key}" not in live:
+                return None
+    live.update(places_read(statement))
+    return statement
+
+
+def _dead_assign(node: ast.Assign, target: ast.expr, value: ast.expr, live: set[str]) -> ast.stmt | None:
+    written = places_written(target)
+    wanted = written | _mutated(target)
+    if not wanted & live:
+        return None
+    if isinstance(target, ast.Name) and isinstance(value, ast.Name) and target.id == value.id:
+        return None
+    unread = {item.id for item in ast.walk(target) if isinstance(item, ast.Name)} - live
+    if isinstance(target, ast.Tuple) and unread:
+        names = [ast.Name("_", ast.Store()) if isinstance(i, ast.Name) and i.id in unread else i for i in target.elts]
+        node = ast.copy_location(ast.Assign([ast.Tuple(names, ast.Store())], value), node)
+    live.difference_update(written)
+    live.update(places_read(node))
+    return node
+
+
+def _dead_if(node: ast.If, live: set[str]) -> ast.stmt | None:
+    body, body_live = _remove_dead(node.body, frozenset(live))
+    orelse, else_live = _remove_dead(node.orelse, frozenset(live))
+    if not body and not orelse:
+        return None
+    live.clear()
+    live.update(body_live | else_live | set(places_read(node.test)))
+    test = node.test if body else negated(node.test)
+    new = ast.If(test, body or orelse, orelse if body else [])
+    return ast.copy_location(new, node)
+
+
+def _dead_for(node: ast.For, live: set[str]) -> ast.stmt | None:
+    around = set(live)
+    while True:
+        body, body_live = _remove_dead(node.body, frozenset(around))
+        if body_live <= around:
+            break
+        around |= body_live
+    if not body:
+        return None
+    live.update(around - places_written(node.target))
+    live.update(places_read(node.iter))
+    target, iterable = _without_index(node, body_live)
+    return ast.copy_location(ast.For(target, iterable, body, []), node)
+
+
+def _without_index(node: ast.For, read: set[str]) -> tuple[ast.expr, ast.expr]:
+    """Turn `for i, x in enumerate(xs)` into `for x in xs` when i is not read."""
+    match node.iter, node.target:
+        case ast.Call(func=ast.Name(id="enumerate"), args=[iterable]), ast.Tuple(elts=[ast.Name(id=index), item]):
+            if index not in read:
+                return item, iterable
+    return node.target, node.iter
+
+
+def negated(test: ast.expr) -> ast.expr:
+    """Return `not test`."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return operand
+        case ast.Compare(left=left, ops=[ast.Is()], comparators=right):
+            return ast.Compare(left, [ast.IsNot()], right)
+        case ast.Compare(left=left, ops=[ast.IsNot()], comparators=right):
+            return ast.Compare(left, [ast.Is()], right)
+    return ast.UnaryOp(ast.Not(), test)
+
+
+def _join_copies(body: list[ast.stmt], live_out: frozenset[str]) -> list[ast.stmt]:
+    """Turn `a = e; b = a` into `b = e` and `a = e; return a` into `return e` where `a` is not read again."""
+    out: list[ast.stmt] = []
+    for index, statement in enumerate(body):
+        statement = _join_inside(statement, body[index + 1 :], live_out)
+        joined = _joined(out[-1], statement, body[index + 1 :], live_out) if out else None
+        if joined is not None:
+            out[-1] = joined
+        else:
+            out.append(statement)
+    return out
+
+
+def _join_inside(statement: ast.stmt, after: list[ast.stmt], live_out: frozenset[str]) -> ast.stmt:
+    if isinstance(statement, ast.If):
+        live = frozenset(_remove_dead(after, live_out)[1])
+        new = ast.If(statement.test, _join_copies(statement.body, live), _join_copies(statement.orelse, live))
+        return ast.copy_location(new, statement)
+    if isinstance(statement, ast.For):
+        live = frozenset(_remove_dead([statement, *after], live_out)[1])
+        new_loop = ast.For(statement.target, statement.iter, _join_copies(statement.body, live), [])
+        return ast.copy_location(new_loop, statement)
+    return statement
+
+
+class _Renamed(ast.NodeTransformer):
+    def __init__(self, old: str, new: ast.expr) -> None:
+        self.old, self.new = old, new
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return deepcopy(self.new) if node.id == self.old else node
+
+
+def _moved(first: ast.stmt, second: ast.stmt, after: list[ast.stmt], live_out: frozenset[str]) -> ast.stmt | None:
+    """Return `b = e(x)` for `a = x; b = e(a)`, where `x` is a variable, or an attribute that `e` reads once."""
+    match first, second:
+        case ast.Assign(targets=[ast.Name(id=variable)], value=place), ast.Assign(value=value) | ast.Return(
+            value=value
+        ):
+            pass
+        case _:
+            return None
+    if value is None or not (isinstance(place, ast.Name) or ast.unparse(place) in places_read(place)):
+        return None
+    if any(isinstance(node, ast.comprehension | ast.Lambda) for node in ast.walk(value)):
+        return None
+    reads = list(places_read(value)).count(variable)
+    if not reads or (reads > 1 and not isinstance(place, ast.Name)):
+        return None
+    new = _Renamed(variable, place).visit(deepcopy(value))
+    if isinstance(second, ast.Return):
+        return ast.copy_location(ast.Return(new), second)
+    assert isinstance(second, ast.Assign)
+    in_targets = {place for target in second.targets for place in places_read(target)}
+    gone = variable not in in_targets | _remove_dead(after, live_out)[1]
+    return ast.copy_location(ast.Assign(second.targets, new), second) if gone else None
+
+
+def _joined(first: ast.stmt, second: ast.stmt, after: list[ast.stmt], live_out: frozenset[str]) -> ast.stmt | None:
+    if (moved := _moved(first, second, after, live_out)) is not None:
+        return moved
+    match first:
+        case ast.Assign(targets=[ast.Name(id=variable)], value=value):
+            pass
+        case _:
+            return None
+    match second:
+        case ast.Return(value=ast.Name(id=returned)) if returned == variable:
+            return ast.copy_location(ast.Return(value), first)
+        case ast.Assign(targets=[ast.Name() as target], value=ast.Name(id=copied)) if copied == variable:
+            if variable not in _remove_dead(after, live_out)[1]:
+                return ast.copy_location(ast.Assign([target], value), first)
+    return None

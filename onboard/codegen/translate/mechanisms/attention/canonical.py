@@ -1,0 +1,180 @@
+"""The canonical ops that replace attention and RoPE."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+from transformers.modeling_utils import AttentionInterface as HFAttentionInterface
+
+from onboard.codegen.translate.language.args import Args, plain_call
+from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.holes import Hole, Result
+from onboard.codegen.translate.language.object_values import AttentionInterface, Global, Instance, Made
+from onboard.codegen.translate.language.trees.syntax import (
+    Untranslatable,
+    attribute,
+    call,
+    constant,
+    name,
+    op,
+    same_code,
+)
+from onboard.codegen.translate.language.values import NONE, Code, Half, Items, Known, Mask, Value, untransposed
+from onboard.codegen.translate.mechanisms.attention import chosen, compressed
+from onboard.codegen.translate.mechanisms.attention.windows import with_window
+
+NORMS = (nn.LayerNorm,)
+"""PyTorch's norms that generated files have a subclass of, of the same name, which calls the canonical op."""
+COMPLEX_ROPE = "torch_rope_with_complex_freqs"
+
+
+def attention(args: Args) -> Value:
+    """Return the canonical form of `attention_interface(module, q, k, v, mask, scaling=..., ...)`.
+
+    The interface returns (output [batch, sequence, heads, dim], weights); weights are None here.
+    """
+    heads_first = args.positional[1:4]
+    given = {**dict(zip(("attention_mask", "scaling"), args.positional[4:], strict=False)), **args.keywords}
+    by_sequence = all(isinstance(value, Code) and value.transposed for value in heads_first)
+    if not (by_query := given.get("sinks", NONE)).equals(NONE):
+        given = {**given, "s_aux": Code(_sinks(by_query.code()))}
+    settings = [given.get(key, NONE) for key in ("scaling", "s_aux", "sliding_window", "softcap")]
+    if (keys := chosen.indices(given.get("attention_mask"))) is not None:
+        return Items((_sparse(heads_first, keys, settings), NONE))
+    if any(isinstance(value, compressed.WithEntries) for value in heads_first[1:]):
+        return _to_entries(args, heads_first, settings)
+    layout = constant("bsnd" if by_sequence else "bnsd")
+    qkv = [(untransposed(value) if by_sequence else value).code() for value in heads_first]
+    fixed = [_bias(given).code(), constant(0.0), constant(True)]
+    called = ast.Call(op("torch_attention"), [*qkv, *fixed, *(each.code() for each in settings), layout], [])
+    return Items((Code(called, transposed=not by_sequence), NONE))
+
+
+def _to_entries(args: Args, heads_first: list[Value], settings: list[Value]) -> Value:
+    """Return the canonical form of attention to keys that have those of blocks behind them, or to the former alone."""
+    alone = [Code(each.expr, transposed=each.transposed) for each in heads_first if isinstance(each, Code)]
+    positional = [args.positional[0], *alone, *args.positional[4:]]
+    plain = attention(replace(args, positional=positional))
+    assert isinstance(plain, Items)
+    return compressed.attention(heads_first[1:], plain, turned(heads_first[0]), settings)
+
+
+def _sinks(expr: ast.expr) -> ast.expr:
+    """Return a logit of each query as [batch, sequence, heads]; modeling code has it as [batch, heads, sequence, 1]."""
+    match expr:
+        case ast.Call(
+            func=ast.Attribute(
+                value=ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[one, two]), attr="unsqueeze"
+            ),
+            args=[last],
+        ) if [ast.unparse(item) for item in (one, two, last)] == ["1", "2", "-1"]:
+            return inner
+    return call(attribute(call(attribute(expr, "squeeze"), constant(-1)), "transpose"), constant(1), constant(2))
+
+
+def _sparse(heads_first: list[Value], keys: Value, settings: list[Value]) -> Code:
+    """Return the canonical form of attention to chosen keys, [batch, sequence, heads, dim]."""
+    scale, *others = settings
+    if not all(item.equals(NONE) for item in others):
+        raise Untranslatable("attention to chosen keys with sinks, a window or a soft cap")
+    qkv = [turned(value).code() for value in heads_first]
+    return Code(ast.Call(op("torch_sparse_attention"), [*qkv, keys.code(), scale.code()], []))
+
+
+def turned(value: Value) -> Code:
+    """Return a value [batch, heads, sequence, dim] in the order bsnd, or the other way round."""
+    if isinstance(value, Code) and value.transposed:
+        return untransposed(value)
+    return Code(value.code(), transposed=True)
+
+
+def _bias(given: Mapping[str, Value]) -> Value:
+    """Return what is added to the scores besides the causal mask: a mask with more in it, a bias of positions."""
+    mask, bias = (given.get(key, NONE) for key in ("attention_mask", "position_bias"))
+    if isinstance(mask, Mask) or mask.equals(NONE) or (isinstance(mask, Code) and mask.static):
+        return bias
+    if bias.equals(NONE):
+        return mask
+    raise Untranslatable("attention with a bias in its mask and another one")
+
+
+def rope(
+    function: Any, op_name: str, args: Args, complex_dim: int | None = None, table_dims: int | None = None
+) -> Value:
+    """Return the canonical form of `apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1)`.
+
+    A function that gets complex numbers instead of cos and sin gives them the dimension of heads at `complex_dim`. With
+    `table_dims`, cos and sin are whole tables with so many dimensions, and positions follow them.
+    """
+    bound = inspect.signature(function).bind(*args.positional, **args.keywords)
+    given = list(bound.arguments.values())
+    q, k, *tables = given[: 4 if complex_dim is None else 3]
+    if table_dims is not None:
+        tables = [_taken(table, given[4], table_dims) for table in tables]
+    dim = bound.arguments.get("unsqueeze_dim", Known(complex_dim or 1))
+    if not (isinstance(dim, Known) and dim.value in (1, 2)):
+        raise Untranslatable("RoPE along an unknown dimension")
+    moved = all(isinstance(value, Code) and value.transposed for value in (q, k))
+    q_code, k_code = ((untransposed(value) if moved else value).code() for value in (q, k))
+    position = constant(3 - dim.value if moved else dim.value)
+    called = ast.Call(op(op_name), [q_code, k_code, *_tables(op_name, tables), position], [])
+    return Result(called, Items((Hole(0), Hole(1))), 2, moved)
+
+
+def _taken(table: Value, positions: Value, dims: int) -> Code:
+    """Return `table[positions]` of a table [positions, dim], or of one with two dimensions of size one before these."""
+    whole = table.code()
+    if dims == 4:
+        whole = ast.Subscript(whole, ast.Tuple([constant(0), constant(0)], ast.Load()), ast.Load())
+    return Code(ast.Subscript(whole, positions.code(), ast.Load()))
+
+
+def _tables(op_name: str, tables: list[Value]) -> list[ast.expr]:
+    if op_name != COMPLEX_ROPE or len(tables) == 1:
+        return [each.code() for each in tables]
+    match tables:
+        case [Half(whole=first, part=0), Half(whole=second, part=1)] if same_code(first.expr, second.expr):
+            return [first.expr]
+    raise Untranslatable("interleaved RoPE whose cos and sin do not come from the rotary embedding")
+
+
+class CanonicalOps(Mechanism):
+    """Attention by transformers' interface, RoPE, PyTorch's norms."""
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """Helpers that apply RoPE, and constructors of norms."""
+        if function in NORMS and args.positional and not isinstance(args.positional[0], Items):
+            frame.translator.own_norms.add(function.__name__)
+            norm = Made(function, {"canonical": Known(True)})
+            return Instance((norm,), plain_call(name(function.__name__), args).expr)
+        found = frame.translator.findings
+        if not inspect.isfunction(function) or function.__name__ not in found.ropes:
+            return None
+        dims = found.rope_dims.get(function.__name__), found.rope_tables.get(function.__name__)
+        return rope(function, found.ropes[function.__name__], args, *dims)
+
+    def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
+        """Attention, and a norm of the last dimension."""
+        match callee, args.positional:
+            case AttentionInterface(), _:
+                return attention(with_window(args, frame))
+            case Instance(made=made), [Code(transposed=True) as only] if all("canonical" in m.arguments for m in made):
+                return Code(ast.Call(callee.code(), [only.expr], []), transposed=True)
+        return None
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """The choice of an implementation of attention."""
+        dispatch = isinstance(owner, Global) and isinstance(owner.obj, HFAttentionInterface)
+        return AttentionInterface() if dispatch and attr in ("get_interface", "get") else None
+
+    def item(self, owner: Value, index: Value, node: ast.Subscript, frame: Frame) -> Value | None:
+        """The eager one of a table of attention classes."""
+        match owner, index:
+            case Global(obj=dict() as table), Known(value=key) if "eager" in table and key not in table:
+                return Global(table["eager"], name(table["eager"].__name__))
+        return None

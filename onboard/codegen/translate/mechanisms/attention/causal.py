@@ -1,0 +1,159 @@
+"""Masks that code other than attention reads: an indexer keeps its scores causal with attention's own mask."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.forms import CHUNKED
+from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.object_values import Global, MaskMaker
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, call, constant, name
+from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mapping, Mask, PaddingMask, Value
+
+
+@dataclass(frozen=True, eq=False)
+class Seen(Mask):
+    """A causal mask of truth values: true of the keys that a query sees."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ones(Value):
+    """A mask of the padding where there is none."""
+
+
+def made(kinds: Sequence[str]) -> Value:
+    """Return what a function returns that makes masks of these kinds, as `analysis.masks` names them."""
+    values: dict[str, Value] = {"added": Mask(), "seen": Seen(), "ones": Ones()}
+    return values[kinds[0]] if len(kinds) == 1 else Items(tuple(values[kind] for kind in kinds))
+
+
+def mask_attribute(attr: str) -> Value | None:
+    """Return an attribute of an attention mask that is known without one: transformers' eager masks are added."""
+    return Global(torch.float32, attribute(name("torch"), "float32")) if attr == "dtype" else None
+
+
+def hidden(op: ast.cmpop, mask: Value, other: Value) -> Mask | None:
+    """Return the mask that is true of the keys that are hidden where `mask op other` is that."""
+    asked = (Mask, ast.NotEq) if type(mask) is Mask else (Seen, ast.Eq)
+    return Mask() if (type(mask), type(op)) == asked and other.equals(Known(0)) else None
+
+
+def filled(owner: Code, value: ast.expr, window: ast.expr | None = None) -> Code:
+    """Return `x.masked_fill(hidden, value)` for x [..., queries, keys] of one text's tokens: those after each query.
+
+    With a window, those that lie so far back, too.
+    """
+    expr = owner.code()
+    ones = call(attribute(name("torch"), "ones_like"), expr, dtype=attribute(name("torch"), "bool"))
+    hidden: ast.expr = call(attribute(ones, "triu"), ast.Constant(1))
+    if window is not None:
+        before = call(attribute(ones, "tril"), ast.UnaryOp(ast.USub(), window))
+        hidden = ast.BinOp(hidden, ast.BitOr(), before)
+    return Code(call(attribute(expr, "masked_fill"), hidden, value))
+
+
+def masked(scores: Code) -> Code:
+    """Return `scores + mask` for scores [..., queries, keys] of one text's tokens: later keys get the least number."""
+    return filled(scores, constant(float("-inf")))
+
+
+def same_chunk(keywords: dict[str, Value], frame: Frame) -> Code:
+    """Return which tokens lie in one chunk, [sequence, sequence], for `create_chunked_causal_mask(**keywords)`."""
+    if not {"config", "inputs_embeds"} <= keywords.keys():
+        raise Untranslatable("a mask of chunks without a config")
+    text = keywords["inputs_embeds"].code()
+    length = ast.Subscript(attribute(text, "shape"), ast.Constant(1), ast.Load())
+    positions = call(attribute(name("torch"), "arange"), length, device=attribute(text, "device"))
+    size = attribute(keywords["config"].code(), "attention_chunk_size")
+    variable = frame.fresh("chunks")
+    frame.bind(variable, Code(ast.BinOp(positions, ast.FloorDiv(), size)))
+    rows = call(attribute(name(variable), "unsqueeze"), ast.Constant(1))
+    return Code(ast.Compare(rows, [ast.Eq()], [name(variable)]), form=CHUNKED)
+
+
+def stands_at_run_time(value: Value) -> Code | None:
+    """Return a dict of masks, one of which exists at run time, as the code of a dict; None for any other value."""
+    masks = value.items.values() if isinstance(value, Mapping) else ()
+    chunked = [isinstance(item, Code) and item.form == CHUNKED for item in masks]
+    if not isinstance(value, Mapping) or not any(chunked):
+        return None
+    parts = [NONE if isinstance(item, Mask) else item for item in masks]
+    keys: list[ast.expr | None] = [ast.Constant(key) for key in value.items]
+    return Code(ast.Dict(keys, [each.code() for each in parts]), form=f"dict of {CHUNKED}")
+
+
+_OF_MASKS = {"to", "bool", "type", "contiguous", "view", "expand_as", "unsqueeze"}
+
+
+class Padding(Mechanism):
+    """Masks of padding, of which there is none: all ones."""
+
+    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+        """`x * ones` is x."""
+        return left if isinstance(op, ast.Mult) and isinstance(right, Ones) else None
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """In another shape or dtype it is the same."""
+        return owner if isinstance(owner, Ones) and attr in _OF_MASKS else None
+
+
+class CausalMasks(Mechanism):
+    """Causal masks, which the canonical ops have by themselves."""
+
+    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+        """A tensor to which a mask is added is filled behind each query."""
+        added = isinstance(op, ast.Add) and isinstance(right, Mask)
+        return masked(left) if added and isinstance(left, Code) and not left.static else None
+
+    def compare(self, op: ast.cmpop, left: Value, right: Value) -> Value | None:
+        """A mask of hidden keys."""
+        return hidden(op, left, right)
+
+    def attribute(self, owner: Value, attr: str, frame: Frame) -> Value | None:
+        """What is known of a mask without one."""
+        return mask_attribute(attr) if isinstance(owner, Mask) else None
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """Functions that make masks, as the analysis found."""
+        return _found(function.__name__, frame) if inspect.isfunction(function) else None
+
+    def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value | None:
+        """Methods that make masks."""
+        return _found(attr, frame)
+
+    def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
+        """Functions of transformers that make masks."""
+        match callee:
+            case MaskMaker(chunked=True):
+                return same_chunk(args.keywords, frame)
+            case MaskMaker(padding=padding):
+                return PaddingMask() if padding else Mask()
+        return None
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """One of a dict of masks, or a mask in another shape or dtype, is a mask."""
+        match owner:
+            case Mask() if attr == "get" or attr in _OF_MASKS:
+                return owner
+            case Mapping(items=items) if attr == "get" and items and all(isinstance(v, Mask) for v in items.values()):
+                match args.positional:
+                    case [Known(value=key), *_] if key is not None:
+                        return None
+                return PaddingMask()
+        return None
+
+    def stored(self, value: Value) -> Value | None:
+        """A dict of masks, one of which exists at run time."""
+        return stands_at_run_time(value)
+
+
+def _found(function: str, frame: Frame) -> Value | None:
+    kinds = frame.translator.findings.masks.get(function) if frame.translator.knows_masks else None
+    return None if kinds is None else made(kinds)

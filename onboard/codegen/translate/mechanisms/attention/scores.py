@@ -1,0 +1,391 @@
+"""Attention that modeling code writes out: softmax(q k^T * scale + bias + mask) v becomes the canonical op.
+
+A product of two run-time tensors may be the scores of attention. It stays known as such through scaling, biases, the
+mask, casts and changes of shape, until a softmax and a second product make it attention, or something else reads it:
+then it is the plain code that it was. The mask is causal (the analysis probed it), so that the op needs none.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from onboard.codegen.translate.language.args import Args, is_static_call, plain_call
+from onboard.codegen.translate.language.forms import TRIANGLE, UPCAST, ZEROS
+from onboard.codegen.translate.language.frame import Frame, Mechanism
+from onboard.codegen.translate.language.object_values import Instance
+from onboard.codegen.translate.language.state import ClassState
+from onboard.codegen.translate.language.trees.syntax import attribute, call, constant, mentions, op, renamed, same_code
+from onboard.codegen.translate.language.values import NONE, Code, Items, Known, Mask, Output, Value, untransposed
+from onboard.codegen.translate.mechanisms.attention import biases, folded, repeats
+from onboard.codegen.translate.mechanisms.attention.biases import KeyBias
+from onboard.codegen.translate.mechanisms.attention.folded import Folded
+from onboard.codegen.translate.mechanisms.attention.repeats import Repeated
+
+SOFTMAXES = (nn.functional.softmax, torch.softmax)
+_FUNCTIONS = (torch.bmm, torch.matmul, *SOFTMAXES, torch.where, torch.max, torch.maximum, torch.baddbmm)
+_SHAPES = {"view", "reshape", "to", "float", "type", "type_as", "contiguous"}
+_READS = {"size", "dim"}
+
+
+@dataclass(frozen=True, eq=False)
+class Scores(Code):
+    """The product of two tensors, perhaps attention's scores or (`normed`) weights; `expr` computes them unmasked."""
+
+    query: Code | None = None
+    key: Code | None = None
+    """[batch, heads, sequence, dim], as the query."""
+    scale: ast.expr | None = None
+    bias: ast.expr | None = None
+    slopes: ast.expr | None = None
+    """Of a bias that is linear in the key's position."""
+    gate: Code | None = None
+    """The triangle that the scores were multiplied with, to be made a mask of."""
+    causal: bool = False
+    """The mask is in."""
+    normed: bool = False
+    lazy = True
+    attends: ClassVar[bool] = True
+    """They may become attention's weights."""
+
+    def same_as(self, other: Scores) -> bool:
+        """Whether both lead to the same attention."""
+        flags = (self.masked, self.causal, self.normed) == (other.masked, other.causal, other.normed)
+        return flags and [ast.dump(part) for part in self.made_of()] == [ast.dump(part) for part in other.made_of()]
+
+    def made_of(self) -> list[ast.expr]:
+        """Return the code of query, key, scale, bias and slopes, those that there are."""
+        tensors = [item.code() for item in (self.query, self.key, self.gate) if item is not None]
+        return tensors + [item for item in (self.scale, self.bias, self.slopes) if item is not None]
+
+    def mentions(self, variable: str) -> bool:
+        """Whether what it is made of reads a variable."""
+        return any(mentions(part, variable) for part in self.made_of())
+
+    def renamed(self, old: str, new: str) -> Scores:
+        """Return the scores with another name for a variable in what they are made of."""
+
+        def tensor(value: Code | None) -> Code | None:
+            return None if value is None else replace(value, expr=renamed(value.expr, old, new))
+
+        def code(value: ast.expr | None) -> ast.expr | None:
+            return None if value is None else renamed(value, old, new)
+
+        query, key = tensor(self.query), tensor(self.key)
+        scale, bias, slopes = (code(item) for item in (self.scale, self.bias, self.slopes))
+        gate = tensor(self.gate)
+        return replace(self, query=query, key=key, scale=scale, bias=bias, slopes=slopes, gate=gate)
+
+
+def product(left: Value, right: Value, expr: ast.expr) -> Value | None:
+    """Return `left @ right`: attention when `left` are its weights, scores when it may become that, else None."""
+    if isinstance(left, Scores) and left.normed and isinstance(right, Code):
+        return _attention(left, right)
+    if not all(isinstance(side, Code) and not side.static for side in (left, right)):
+        return None
+    assert isinstance(left, Code)
+    assert isinstance(right, Code)
+    if isinstance(left, Folded) or isinstance(right, Folded):
+        query, key = folded.unfolded(left), folded.turned_back(right)
+        return None if query is None or key is None else Scores(expr, query=query, key=key)
+    return Scores(expr, query=left, key=_turned(right))
+
+
+def added(bias: Value, first: Value, second: Value, keywords: Mapping[str, Value]) -> Value | None:
+    """Return `bias.baddbmm(first, second, beta=..., alpha=...)` where the bias is ALiBi's or zero."""
+    found = product(first, second, ast.Constant(None))
+    alpha, beta = keywords.get("alpha", Known(1)), keywords.get("beta", Known(1))
+    if not isinstance(found, Scores) or found.normed or not (alpha.is_static and beta.is_static):
+        return None
+    found = replace(found, masked=True)  # there is no code of its own for it
+    if not alpha.equals(Known(1)):
+        found = _scaled(found, ast.Mult(), alpha.code(), found.expr)
+    if isinstance(bias, KeyBias):
+        scaled = biases.scaled(bias, ast.Mult(), beta)
+        return combined(ast.Add(), found, scaled, found.expr) if scaled is not None else None
+    return found if isinstance(bias, Code) and bias.form == ZEROS else None
+
+
+def _unfolded(value: Value) -> Value:
+    """Return a tensor whose first dimension is batch times heads as one of batch one, and others as they are."""
+    if type(value) is not Code or value.static:
+        return value
+    turned = replace(value, expr=call(attribute(value.expr, "unsqueeze"), ast.Constant(0)), transposed=False)
+    return (
+        Code(call(attribute(turned.expr, "transpose"), ast.Constant(-1), ast.Constant(-2)))
+        if value.transposed
+        else turned
+    )
+
+
+def _turned(key: Code) -> Code:
+    """Return `key.transpose(-1, -2)`; a transposition that is written there goes."""
+    match key.expr:
+        case ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[first, second]):
+            if {ast.unparse(first), ast.unparse(second)} in ({"-1", "-2"}, {"2", "3"}) and not key.transposed:
+                return replace(_lifted(inner), form=key.form)
+    return Code(call(attribute(key.code(), "transpose"), ast.Constant(-1), ast.Constant(-2)))
+
+
+def _lifted(expr: ast.expr) -> Code:
+    """Return a heads-first tensor's code, its transposition and repetition put off."""
+    if (repeated := repeats.written(expr)) is not None:
+        whole = _lifted(repeated[0])
+        return Repeated(whole.expr, times=repeated[1], swapped=whole.transposed)
+    match expr:
+        case ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[ast.Constant(1), ast.Constant(2)]):
+            return Code(inner, transposed=True)
+    return Code(expr)
+
+
+def combined(operator: ast.operator, left: Value, right: Value, expr: ast.expr) -> Value | None:
+    """Return `left operator right` where one side is scores; None where that is nothing known."""
+    if isinstance(right, Scores) and not isinstance(left, Scores) and isinstance(operator, ast.Add | ast.Mult):
+        left, right = right, left
+    if not isinstance(left, Scores) or isinstance(right, Scores) or left.normed:
+        return None
+    if isinstance(operator, ast.Add) and isinstance(right, Mask):
+        return replace(left, masked=True, causal=True)
+    if isinstance(operator, ast.Add) and isinstance(right, KeyBias):
+        slopes = right.expr if left.slopes is None else ast.BinOp(left.slopes, ast.Add(), right.expr)
+        return replace(left, masked=True, slopes=slopes)
+    if left.gate is not None:
+        return _closed(left, operator, right)
+    if isinstance(operator, ast.Mult) and isinstance(right, Code) and right.form == TRIANGLE and left.bias is None:
+        return replace(left, expr=expr, gate=right)
+    if isinstance(operator, ast.Add) and isinstance(right, Code) and not right.static:
+        plain = left.expr if left.masked else expr
+        bias = right.code() if left.bias is None else ast.BinOp(left.bias, ast.Add(), right.code())
+        return replace(left, expr=plain, bias=bias)
+    if isinstance(operator, ast.Mult | ast.Div) and (right.is_static or _is_root(right)):
+        return _scaled(left, operator, right.code(), expr)
+    return None
+
+
+def _is_root(value: Value) -> bool:
+    """Whether a value is a number that Python's own square root gives, of a size."""
+    return isinstance(value, Code) and isinstance(value.expr, ast.Call) and ast.unparse(value.expr.func) == "math.sqrt"
+
+
+def _closed(scores: Scores, operator: ast.operator, right: Value) -> Value | None:
+    """Return `scores * gate + minimum * (1 - gate)` as scores with a mask."""
+    assert scores.gate is not None
+    if not isinstance(right, Code) or not isinstance(operator, ast.Add):
+        return None
+    match right.expr:
+        case ast.BinOp(
+            left=least, op=ast.Mult(), right=ast.BinOp(left=ast.Constant(value=1), op=ast.Sub(), right=gate)
+        ):
+            if same_code(gate, scores.gate.expr) and _is_minimum(least):
+                return replace(scores, gate=None, causal=True, masked=True)
+    return None
+
+
+def _is_minimum(expr: ast.expr) -> bool:
+    """Whether a number is so low that its exponential is zero beside any score's."""
+    try:
+        value = ast.literal_eval(expr)
+    except ValueError:
+        return False
+    return isinstance(value, float | int) and value <= -1e4
+
+
+def _scaled(scores: Scores, operator: ast.operator, factor: ast.expr, expr: ast.expr) -> Scores:
+    old = scores.scale or ast.Constant(1.0)
+    scale = factor if scores.scale is None and isinstance(operator, ast.Mult) else ast.BinOp(old, operator, factor)
+    bias, slopes = (
+        None if part is None else ast.BinOp(part, operator, factor) for part in (scores.bias, scores.slopes)
+    )
+    return replace(scores, expr=scores.expr if scores.masked else expr, scale=scale, bias=bias, slopes=slopes)
+
+
+def method(scores: Scores, attr: str, args: Args, expr: ast.expr) -> Value | None:
+    """Return what a method of scores gives; None where that is nothing known."""
+    plain = scores.expr if scores.masked else expr
+    if attr in _SHAPES:
+        return replace(scores, expr=plain)
+    if attr == "softmax":
+        return softmax(scores)
+    if attr in ("masked_fill", "masked_fill_") and isinstance(args.positional[0], Mask):
+        return replace(scores, masked=True, causal=True)
+    if attr == "size" and not scores.normed and (size := _size(scores, args)) is not None:
+        return size
+    if attr in _READS:
+        return Code(expr)
+    return None
+
+
+def _size(scores: Scores, args: Args) -> Code | None:
+    """Return the number of queries or keys, without scores."""
+    assert scores.query is not None
+    assert scores.key is not None
+    tensors = {-2: scores.query, -1: scores.key}
+    match args.positional:
+        case [Known(value=int() as index)] if index in tensors:
+            owner = tensors[index]
+            return Code(call(attribute(owner.expr, "size"), constant(-3 if owner.transposed else -2)))
+    return None
+
+
+def softmax(scores: Value) -> Value | None:
+    """Return attention's weights for its masked scores; None for anything else."""
+    if type(scores) is Scores and scores.causal and not scores.normed:
+        return replace(scores, normed=True)
+    return None
+
+
+def selected(condition: Value, scores: Value) -> Value | None:
+    """Return `torch.where(condition, scores, minimum)`: the condition is a mask of its own."""
+    if not isinstance(scores, Scores) or scores.normed or not isinstance(condition, Code):
+        return None
+    if scores.bias is not None:
+        return None
+    if condition.form == TRIANGLE:
+        return replace(scores, causal=True, masked=True)
+    return replace(scores, bias=condition.code())
+
+
+def call_of(obj: Any, args: Args, expr: ast.expr) -> Value | None:
+    """Return the result of a function of torch that attention is made of; None for others."""
+    keywords = args.keywords
+    match args.positional:
+        case [left, right] if obj is torch.bmm:
+            return product(_unfolded(left), _unfolded(right), expr)
+        case [left, right] if obj is torch.matmul:
+            return product(left, right, expr)
+        case [scores, *_] if obj in SOFTMAXES:
+            return softmax(scores)
+        case [condition, Scores() as scores, _] if obj is torch.where:
+            return selected(condition, scores)
+        case [Scores(causal=True) as scores, _] if obj in (torch.max, torch.maximum):
+            return scores  # not below the least number: no masked score matters
+        case [Mask(), Scores() as scores, _] if obj is torch.where:
+            return replace(scores, masked=True, causal=True)
+        case [bias, first, second] if obj is torch.baddbmm:
+            return added(bias, first, second, keywords)
+    return None
+
+
+def without_weights(value: Value) -> Value:
+    """Return what a function returns without attention's weights, which canonical ops do not give."""
+    match value:
+        case Scores(normed=True):
+            return NONE
+        case Items() | Output():
+            return value.mapped(without_weights)
+    return value
+
+
+def _ungrouped(key: Code, value: Code) -> tuple[Code, Code]:
+    """Return keys and values before their heads are repeated for grouped queries: the op does that."""
+    if isinstance(key, Repeated) and isinstance(value, Repeated) and same_code(key.times, value.times):
+        return key.single, value.single
+    return key, value
+
+
+def _attention(weights: Scores, value: Code) -> Code:
+    """Return the canonical op's call; [batch, heads, sequence, dim] as the code has it."""
+    assert weights.query is not None
+    assert weights.key is not None
+    tensors = (weights.query, *_ungrouped(weights.key, folded.unfolded(value) or value))
+    by_sequence = all(item.transposed for item in tensors)
+    qkv = [(untransposed(item) if by_sequence else item).code() for item in tensors]
+    for index in (0, 1):
+        if tensors[index].form == UPCAST:  # the op has its statistics in float32, but wants tensors of one dtype
+            qkv[index] = call(attribute(qkv[index], "type_as"), qkv[2])
+    scale = weights.scale or constant(1.0)
+    bias = weights.bias or constant(None)
+    settings = [bias, constant(0.0), constant(True), scale, *[constant(None)] * 3]
+    slopes = [] if weights.slopes is None else [ast.keyword("alibi_slopes", weights.slopes)]
+    layout = constant("bsnd" if by_sequence else "bnsd")
+    called = ast.Call(op("torch_attention"), [*qkv, *settings, layout], slopes)
+    if isinstance(value, Folded):
+        return Folded(called, transposed=by_sequence)
+    single = isinstance(value.expr, ast.Call) and ast.unparse(value.expr).endswith(".unsqueeze(0)")
+    return Code(call(attribute(called, "squeeze"), ast.Constant(0))) if single else Code(called, transposed=by_sequence)
+
+
+class WrittenAttention(Mechanism):
+    """Attention that modeling code writes out."""
+
+    def binary(self, op: ast.operator, left: Value, right: Value) -> Value | None:
+        """Products of queries and keys, of weights and values; scores that are scaled, biased, masked."""
+        if isinstance(op, ast.MatMult):
+            if isinstance(left, Scores) and left.normed:
+                return product(left, right, left.expr)
+            return product(left, right, ast.BinOp(left.code(), op, right.code()))
+        sides = [side for side in (left, right) if isinstance(side, Scores)]
+        if not sides or not all(side.attends for side in sides):
+            return None
+        bare = [replace(side, masked=False) if isinstance(side, Code) else side for side in (left, right)]
+        codes = [ast.Constant(None) if isinstance(side, Mask | KeyBias) else side.code() for side in bare]
+        return combined(op, left, right, ast.BinOp(codes[0], op, codes[1]))
+
+    def call(self, function: Any, expr: ast.expr, args: Args, frame: Frame) -> Value | None:
+        """PyTorch's functions for all of these."""
+        if function is torch.zeros and not is_static_call(function, args):
+            return replace(plain_call(expr, args), form=ZEROS)
+        attends = all(item.attends for item in args.positional if isinstance(item, Scores))
+        if function not in _FUNCTIONS or not attends or is_static_call(function, args):
+            return None
+        return call_of(function, args, unmasked_call(expr, args))
+
+    def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
+        """A module that is a softmax."""
+        match callee, args.positional:
+            case Instance(classes=(cls,)), [first, *_] if cls is nn.Softmax:
+                return softmax(first)
+        return None
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """Methods of scores, and of biases to which they are added."""
+        if isinstance(owner, Scores) and owner.attends:
+            return method(owner, attr, args, unmasked_method(owner, attr, args))
+        if isinstance(owner, KeyBias) and attr == "baddbmm":
+            keys = ("batch1", "batch2")
+            first, second = (args.keywords.get(key) or args.positional[i] for i, key in enumerate(keys))
+            return added(owner, first, second, args.keywords)
+        return None
+
+    def own_attribute(self, cls: ClassState, attr: str, path: ast.expr, frame: Frame) -> Value | None:
+        """A buffer that is a causal mask of zeros and ones."""
+        match cls.attributes.get(attr):
+            case Code(static=static, optional=optional) if frame.kind == "forward" and _is_triangle(cls, attr, frame):
+                return Code(path, static, optional=optional, form=TRIANGLE)
+        return None
+
+    def returned(self, value: Value) -> Value | None:
+        """Nothing of attention's weights."""
+        changed = without_weights(value)
+        return None if changed.equals(value) else changed
+
+
+def unmasked_call(expr: ast.expr, args: Args) -> ast.expr:
+    """Return a call's code with scores as they are before the mask."""
+    return plain_call(expr, Args(_unmasked(args), args.keywords, [])).expr
+
+
+def unmasked_method(owner: Scores, attr: str, args: Args) -> ast.expr:
+    """Return the code of a method's call with scores as they are before the mask."""
+    return plain_call(attribute(owner.expr, attr), Args(_unmasked(args), args.keywords, args.stars)).expr
+
+
+def _unmasked(args: Args) -> list[Value]:
+    bare = [replace(item, masked=False) if isinstance(item, Code) else item for item in args.positional]
+    return [item for item in bare if not isinstance(item, Mask)]
+
+
+def _is_triangle(cls: ClassState, attr: str, frame: Frame) -> bool:
+    """Whether a buffer is a causal mask of zeros and ones in all modules of this class."""
+    buffers = [module._buffers.get(attr) for module in frame.translator.modules_of(cls.cls)]
+    return bool(buffers) and all(buffer is not None and _is_triangular(buffer) for buffer in buffers)
+
+
+def _is_triangular(buffer: torch.Tensor) -> bool:
+    rows, columns = buffer.shape[-2:] if buffer.dim() > 1 else (0, 1)
+    return rows == columns and bool((buffer == torch.ones_like(buffer).tril()).all())

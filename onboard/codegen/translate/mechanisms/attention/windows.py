@@ -1,0 +1,179 @@
+"""Windows that only the masks of a model have: its attention passes none on, though eager attention keeps to them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import chain
+
+import torch
+from transformers import PretrainedConfig, masking_utils
+
+from onboard.codegen.translate.language.args import Args
+from onboard.codegen.translate.language.expressions.decisions import decided_here
+from onboard.codegen.translate.language.frame import Frame, Mechanism, Program
+from onboard.codegen.translate.language.object_values import Config, MaskMaker
+from onboard.codegen.translate.language.state import ClassState, Routine
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, constant, name
+from onboard.codegen.translate.language.values import NONE, Code, Mask, Value
+from onboard.codegen.translate.mechanisms.attention.causal import filled
+from onboard.codegen.translate.mechanisms.attention.scores import Scores
+from onboard.hf.architecture import text_config
+
+_LENGTH = 4
+_SLIDING = "sliding_attention"
+_OPS = "torch.ops.onboard"
+_ATTENTION = ("torch_attention", "torch_mla", "torch_sparse_mla")
+
+
+def note(obj: object, frame: Frame) -> None:
+    """Note which class has code that makes masks with a window; code of no class counts as the model's own."""
+    if _cuts(obj):
+        translator = frame.translator
+        translator.windowed.add(frame.cls or frame.caller or translator.states[type(translator.model)])
+
+
+@cache
+def _cuts(maker: object) -> bool:
+    """Whether masks by a function of transformers hide what lies before the config's window, as a small one shows."""
+    parameters = inspect.signature(maker).parameters if inspect.isfunction(maker) else {}
+    if not (inspect.isfunction(maker) and "config" in parameters):
+        return False
+    config = PretrainedConfig(sliding_window=_LENGTH // 2, attention_chunk_size=_LENGTH)
+    config._attn_implementation = "eager"
+    needed = (key for key, item in parameters.items() if item.default is item.empty and item.kind != item.VAR_KEYWORD)
+    known = {"config": config, "cache_position": torch.arange(_LENGTH)}
+    known |= dict.fromkeys(("inputs_embeds", "input_embeds"), torch.zeros(1, _LENGTH, 1))
+    mask = maker(**{key: known.get(key) for key in needed})
+    return isinstance(mask, torch.Tensor) and bool(mask[..., -1, 0].lt(0).all())
+
+
+def of_masks(frame: Frame) -> Value:
+    """Return the window of attention that passes none: that of the masks.
+
+    Where layers differ, it is that of the layers that are called sliding, which a class can tell that knows its index.
+    """
+    if not frame.translator.windowed or frame.cls is None:
+        return NONE
+    kinds, known = _kinds(frame.translator), frame.cls.attributes
+    match known.get("config"):
+        case Config(obj=config) if hasattr(config, "sliding_window"):
+            window = attribute(name("self"), "config", "sliding_window")
+            if kinds:
+                if _SLIDING not in kinds or not isinstance(known.get("layer_idx"), Code):
+                    return NONE
+                window = ast.IfExp(_is_sliding(), window, constant(None))
+            return Code(window, static=True, optional=True)
+    return NONE
+
+
+def with_window(args: Args, frame: Frame) -> Args:
+    """Return the arguments of attention with the window of its mask, where it is given none itself."""
+    given = [*args.positional[4:5], *(args.keywords[key] for key in ("attention_mask",) if key in args.keywords)]
+    own = frame.cls is not None and frame.cls.fills_window
+    if not (own or any(isinstance(value, Mask) for value in given)):
+        return args
+    return replace(args, keywords={"sliding_window": of_masks(frame), **args.keywords})
+
+
+def of_filled(frame: Frame) -> ast.expr | None:
+    """Return the window of a mask by which a tensor is filled, which the class's attention gets, too.
+
+    With and without one are two models. Where layers differ there is none: then no attention has the mask's window.
+    """
+    if frame.cls is None or _kinds(frame.translator):
+        return None
+    window = of_masks(frame)
+    if not getattr(text_config(frame.translator.config), "sliding_window", None) or not decided_here(window, frame):
+        return None
+    frame.cls.fills_window = True
+    return window.code()
+
+
+def _is_sliding() -> ast.expr:
+    """Return `self.config.layer_types[self.layer_idx] == "sliding_attention"`."""
+    kinds, index = attribute(name("self"), "config", "layer_types"), attribute(name("self"), "layer_idx")
+    kind = ast.Subscript(kinds, index, ast.Load())
+    return ast.Compare(kind, [ast.Eq()], [constant(_SLIDING)])
+
+
+def guard(translator: Program) -> None:
+    """Where masks may have a window that attention does not get, have classes that make them assert that none has one.
+
+    Where one window holds for all layers, all attention has to get it; where layers differ, some may be without one.
+
+    Raises:
+        Untranslatable: this config has one that no attention gets; where some does, the proof tells if it should.
+    """
+    given = [_has_window(call) for call in _calls(translator) if _attends(call)]
+    kinds = _kinds(translator)
+    if not translator.windowed or (any(given) if kinds else given and all(given)):
+        return
+    if _SLIDING in kinds if kinds else getattr(text_config(translator.config), "sliding_window", None):
+        if any(given):
+            return
+        raise Untranslatable("attention with a window that only its mask has")
+    for state in translator.windowed:
+        state.guards.append(_without_window(state, "layer_types" if kinds else "sliding_window"))
+
+
+def _without_window(state: ClassState, field: str) -> ast.expr:
+    """Return what holds in a class's `__init__` when its masks have no window, by a field of its config."""
+    match state.attributes.get("config"):
+        case Config(expr=expr, obj=config) if hasattr(config, field):
+            value = attribute(expr, field)
+            no_window = ast.UnaryOp(ast.Not(), value)
+            return ast.Compare(constant(_SLIDING), [ast.NotIn()], [value]) if field == "layer_types" else no_window
+    raise Untranslatable("masks with a window by a class that does not know the layers' config")
+
+
+def _kinds(translator: Program) -> Sequence[str]:
+    """Return the layers' kinds; none where all layers have the same masks."""
+    return getattr(text_config(translator.config), "layer_types", None) or ()
+
+
+def _calls(translator: Program) -> list[ast.Call]:
+    methods: chain[Routine] = chain.from_iterable(state.methods.values() for state in translator.states.values())
+    routines = chain(methods, translator.functions.values())
+    nodes = (node for routine in routines for statement in routine.body for node in ast.walk(statement))
+    return [node for node in nodes if isinstance(node, ast.Call)]
+
+
+def _attends(call: ast.Call) -> bool:
+    """Whether a canonical op is called that is attention."""
+    func = call.func
+    return isinstance(func, ast.Attribute) and ast.unparse(func.value) == _OPS and func.attr in _ATTENTION
+
+
+def _has_window(call: ast.Call) -> bool:
+    """Whether a call of an attention op gives it a window."""
+    arguments = getattr(torch.ops.onboard, ast.unparse(call.func).removeprefix(f"{_OPS}.")).default._schema.arguments
+    windows = [value for item, value in zip(arguments, call.args, strict=False) if item.name == "sliding_window"]
+    return any(not (isinstance(value, ast.Constant) and value.value is None) for value in windows)
+
+
+class Windows(Mechanism):
+    """Windows of masks."""
+
+    def name(self, obj: object, frame: Frame) -> Value | None:
+        """Functions of transformers that make masks, perhaps with a window."""
+        if getattr(obj, "__module__", None) != "transformers.masking_utils":
+            return None
+        note(obj, frame)
+        chunked = obj is getattr(masking_utils, "create_chunked_causal_mask", None)
+        padding = obj is getattr(masking_utils, "create_recurrent_attention_mask", None)
+        return MaskMaker(chunked=chunked, padding=padding)
+
+    def call_method(self, owner: Value, attr: str, args: Args, frame: Frame) -> Value | None:
+        """`x.masked_fill(mask, value)` of a mask that may have a window."""
+        fills = attr == "masked_fill" and isinstance(owner, Code) and type(args.positional[0]) is Mask
+        if not (fills and isinstance(owner, Code)) or owner.static or isinstance(owner, Scores):
+            return None
+        return filled(owner, args.positional[1].code(), of_filled(frame))
+
+    def finish(self, program: Program) -> None:
+        """No window is lost."""
+        guard(program)

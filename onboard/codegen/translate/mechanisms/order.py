@@ -1,0 +1,52 @@
+"""The mechanisms that the translation knows, in the order in which the language asks them."""
+
+from __future__ import annotations
+
+from onboard.codegen.translate.language.in_order import Mechanisms
+from onboard.codegen.translate.mechanisms.activations import Activations
+from onboard.codegen.translate.mechanisms.attention.biases import PositionBiases
+from onboard.codegen.translate.mechanisms.attention.canonical import CanonicalOps
+from onboard.codegen.translate.mechanisms.attention.causal import CausalMasks, Padding
+from onboard.codegen.translate.mechanisms.attention.chosen import ChosenKeys
+from onboard.codegen.translate.mechanisms.attention.compressed import CompressedKeys
+from onboard.codegen.translate.mechanisms.attention.folded import FoldedHeads
+from onboard.codegen.translate.mechanisms.attention.indexer import LightningIndexer
+from onboard.codegen.translate.mechanisms.attention.latent import LatentAttention
+from onboard.codegen.translate.mechanisms.attention.repeats import RepeatedHeads
+from onboard.codegen.translate.mechanisms.attention.scores import WrittenAttention
+from onboard.codegen.translate.mechanisms.attention.windows import Windows
+from onboard.codegen.translate.mechanisms.convolutions import CausalConvolutions
+from onboard.codegen.translate.mechanisms.counted_positions import CountedPositions
+from onboard.codegen.translate.mechanisms.loops import Loops
+from onboard.codegen.translate.mechanisms.recurrent import RecurrentMixers
+from onboard.codegen.translate.mechanisms.rescaled import RescaledWeights
+from onboard.codegen.translate.mechanisms.templates import Templates
+from onboard.codegen.translate.mechanisms.uniform import UniformBatches
+
+MECHANISMS = Mechanisms(
+    (
+        # Masks of ones and vectors of ones are gone before anything else sees them.
+        Padding(),
+        UniformBatches(),
+        Templates(),
+        RescaledWeights(),
+        Activations(),
+        CountedPositions(),
+        # What begins like attention's scores and becomes something else comes before these.
+        LightningIndexer(),
+        WrittenAttention(),
+        RepeatedHeads(),
+        Windows(),
+        PositionBiases(),
+        FoldedHeads(),
+        ChosenKeys(),
+        # A mask that none of the above took is added as it is.
+        CausalMasks(),
+        CompressedKeys(),
+        LatentAttention(),
+        Loops(),
+        RecurrentMixers(),
+        CausalConvolutions(),
+        CanonicalOps(),
+    )
+)

@@ -1,0 +1,331 @@
+"""Turn translated classes into the text of their definitions."""
+
+from __future__ import annotations
+
+import ast
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from onboard.analysis.source import find_method, module_source
+from onboard.codegen.translate.language.forms import SHARED
+from onboard.codegen.translate.language.frame import Frame
+from onboard.codegen.translate.language.holes import Hole
+from onboard.codegen.translate.language.object_values import Config, Instance
+from onboard.codegen.translate.language.program.classes import Translator
+from onboard.codegen.translate.language.program.facts import default_nodes
+from onboard.codegen.translate.language.state import ClassState, Routine
+from onboard.codegen.translate.language.statements.execute import execute
+from onboard.codegen.translate.language.trees import cleanup
+from onboard.codegen.translate.language.trees.syntax import Untranslatable, attribute, name
+from onboard.codegen.translate.language.values import NONE, Code, Output, Value
+from onboard.codegen.translate.mechanisms import codebooks, experts
+from onboard.codegen.translate.output import argument_types
+from onboard.codegen.translate.output.printer import print_block
+from onboard.codegen.translate.output.prune import ReplaceAttribute, prune
+from onboard.codegen.translate.output.ties import add_ties
+from onboard.hf.codebooks import places_of
+
+
+@dataclass
+class MethodText:
+    """A method or function: name, signature with parentheses and return type, body."""
+
+    name: str
+    signature: str
+    body: str
+    decorator: str = ""
+
+
+@dataclass
+class ClassText:
+    """A class, ready for the template of the file."""
+
+    name: str
+    base: str
+    kind: str
+    cls: type
+    methods: list[MethodText]
+    reads: set[str]
+    """Global names that the code mentions."""
+    weights_only: list[str]
+    """Modules that nothing runs."""
+
+
+def emit(translator: Translator, top: ClassState) -> tuple[list[ClassText], list[MethodText]]:
+    """Return the model's classes, what others are made of first, and its helper functions."""
+    prune(translator)
+    add_ties(translator)
+    calls = _constructor_calls(translator)
+    order = _order(translator, top)
+    classes = [_class_text(state, translator, top, calls) for state in order]
+    return classes, [_function_text(key, routine) for key, routine in translator.functions.items()]
+
+
+def _order(translator: Translator, top: ClassState) -> list[ClassState]:
+    """Return the classes in reading order: every class after those that it constructs."""
+    by_name = {state.cls.__name__: state for state in translator.states.values()}
+    out: list[ClassState] = []
+
+    def visit(state: ClassState) -> None:
+        if state in out:
+            return
+        assert state.init is not None
+        for statement in state.init.body:
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Name) and node.id in by_name and by_name[node.id] is not state:
+                    visit(by_name[node.id])
+        if state not in out:
+            out.append(state)
+
+    visit(top)
+    leaves = ("rmsnorm", "layernorm", "l2norm", "rotary")
+    kinds = [getattr(translator.findings.recognised.get(state.cls.__name__), "kind", "") for state in out]
+    front = [state for kind in leaves for state, own in zip(out, kinds, strict=True) if own == kind]
+    return front + [state for state in out if state not in front]
+
+
+def _constructor_calls(translator: Translator) -> dict[str, list[ast.Call]]:
+    calls: dict[str, list[ast.Call]] = {state.cls.__name__: [] for state in translator.states.values()}
+    for state in translator.states.values():
+        assert state.init is not None
+        for statement in state.init.body:
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in calls:
+                    known = calls[node.func.id]  # a local variable's value may stand in several places
+                    known.extend([] if any(node is other for other in known) else [node])
+    for class_name, nodes in calls.items():
+        state = next(item for item in translator.states.values() if item.cls.__name__ == class_name)
+        assert state.init is not None
+        defaults = _kept_defaults(state.init, nodes)
+        for node in nodes:
+            given = {item.arg: item.value for item in node.keywords}
+            node.args = [given[key] for key in state.init.parameters if key not in defaults]
+            node.keywords = [
+                ast.keyword(key, given[key]) for key in state.init.parameters if key in defaults and key in given
+            ]
+    return calls
+
+
+def _kept_defaults(init: Routine, calls: list[ast.Call]) -> dict[str, ast.expr]:
+    """Return the defaults of `__init__` worth keeping: those that a call relies on, and constants other than None."""
+    defaults = {key: node for key, node in default_nodes(init.node).items() if key in init.parameters}
+    given = [{item.arg for item in call.keywords} | set(init.parameters[: len(call.args)]) for call in calls]
+    omitted = {key for key in defaults if any(key not in names for names in given)}
+    plain = {key for key, node in defaults.items() if isinstance(node, ast.Constant) and node.value is not None}
+    kept = {key: node for key, node in defaults.items() if key in omitted or key in plain}
+    tail = init.parameters[-len(kept) :] if kept else []
+    return kept if set(tail) == set(kept) or omitted else {}
+
+
+def _class_text(
+    state: ClassState, translator: Translator, top: ClassState, calls: dict[str, list[ast.Call]]
+) -> ClassText:
+    recognised = translator.findings.recognised.get(state.cls.__name__)
+    init = [] if state.inherits_init else [_init_text(state, translator, top, calls[state.cls.__name__])]
+    methods = list(init)
+    for key, routine in state.methods.items():
+        methods.append(_method_text(key, routine, translator, state, state is top))
+    if state is top and (places := places_of(translator.model)) is not None:
+        methods.insert(1, MethodText("codebooks", *codebooks.property_of(*places), "property"))
+    assert state.init is not None
+    trees = [*state.init.body, *state.guards, *(s for routine in state.methods.values() for s in routine.body)]
+    reads = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)} | {"torch", "nn"}
+    kind = recognised.kind if recognised else ""
+    unrun = [attr for attr in state.weights_only if isinstance(state.attributes[attr], Instance)]
+    base = "nn.ModuleList" if experts.is_separate(recognised) else _base(state.cls)
+    return ClassText(state.cls.__name__, base, kind, state.cls, methods, reads, unrun)
+
+
+def _base(cls: type) -> str:
+    base = next(item for item in cls.__mro__ if item.__module__.startswith("torch."))
+    return "nn.Module" if base is nn.Module else f"nn.{base.__name__}"
+
+
+def _init_text(state: ClassState, translator: Translator, top: ClassState, calls: list[ast.Call]) -> MethodText:
+    init = state.init
+    assert init is not None
+    facts = translator.facts["init", state.cls.__qualname__]
+    defaults = _kept_defaults(init, calls)
+    parameters = ["self"]
+    for key in init.parameters:
+        fact = facts.get(key)
+        kind = type(fact.obj).__name__ if isinstance(fact, Config) else _module_type(fact)
+        kind = kind or _annotation(init.node, key)
+        if any(isinstance(value, ast.Tuple) for value in _passed(key, init.parameters, calls)):
+            kind += " | tuple[int, ...]"
+        if isinstance(default := defaults.get(key), ast.Constant) and default.value is None and "None" not in kind:
+            kind += " | None"
+        parameters.append(f"{key}: {kind}" + (f" = {ast.unparse(defaults[key])}" if key in defaults else ""))
+    body = [*init.body, *(_guard(item) for item in state.guards)]
+    if state is top:
+        body.extend(_tied(state, translator))
+    return MethodText("__init__", f"({', '.join(parameters)}) -> None", print_block(body, init.source))
+
+
+def _module_type(fact: Value | None) -> str | None:
+    """Return the type of a parameter that is a module."""
+    if not isinstance(fact, Instance):
+        return None
+    (cls, *others) = fact.classes
+    return "nn.Module" if others else f"nn.{cls.__name__}" if cls.__module__.startswith("torch.") else cls.__name__
+
+
+def _passed(key: str, parameters: list[str], calls: list[ast.Call]) -> list[ast.expr]:
+    """Return what constructor calls pass for a parameter."""
+    position = parameters.index(key)
+    positional = [call.args[position] for call in calls if position < len(call.args)]
+    return positional + [item.value for call in calls for item in call.keywords if item.arg == key]
+
+
+def _guard(condition: ast.expr) -> ast.stmt:
+    """Return the assertion of a condition that the translation takes for granted."""
+    condition = ReplaceAttribute("config", name("config")).visit(deepcopy(condition))
+    text = ast.unparse(condition).replace("config.", "").replace("self.", "")
+    message = f"not covered: {text[4:]}" if text.startswith("not ") else f"covered only with {text}"
+    return ast.Assert(condition, ast.Constant(message))
+
+
+def _annotation(node: ast.FunctionDef, key: str) -> str:
+    return argument_types.of_module(node, key)
+
+
+def _tied(state: ClassState, translator: Translator) -> list[ast.stmt]:
+    """Return the statement that ties weights as transformers' `_tied_weights_keys` says."""
+    tied = getattr(state.cls, "_tied_weights_keys", None)
+    if not isinstance(tied, dict) or not hasattr(translator.config, "tie_word_embeddings"):
+        return []
+    body: list[ast.stmt] = []
+    for target, source in tied.items():
+        paths = [attribute(name("self"), *path.split(".")) for path in (target, source)]
+        if not all(_resolves(translator.model, path) for path in (target, source)):
+            continue
+        assert isinstance(paths[0], ast.Attribute)
+        body.append(ast.Assign([ast.Attribute(paths[0].value, paths[0].attr, ast.Store())], paths[1]))
+    test = attribute(name("config"), "tie_word_embeddings")
+    return [ast.If(test, body, [])] if body else []
+
+
+def _resolves(model: nn.Module, path: str) -> bool:
+    return path in model.state_dict(keep_vars=True)
+
+
+def _method_text(key: str, routine: Routine, translator: Translator, state: ClassState, is_top: bool) -> MethodText:
+    if is_top and key == "forward":
+        return _top_forward(routine, translator)
+    static = any(ast.unparse(item) == "staticmethod" for item in routine.node.decorator_list)
+    types = {item: _tensor_annotation(item, routine, translator, state) for item in routine.parameters}
+    parameters = [f"{item}: {_or_none(item, kind, routine)}" for item, kind in types.items()]
+    head = ", ".join(([] if static else ["self"]) + parameters)
+    decorator = "staticmethod" if static else ""
+    return MethodText(
+        key, f"({head}) -> {_return_annotation(routine)}", print_block(routine.body, routine.source), decorator
+    )
+
+
+def _or_none(parameter: str, kind: str, routine: Routine) -> str:
+    """Return a parameter's type where it may be None, too; the last ones of these may be left out."""
+    if parameter not in routine.optional:
+        return kind
+    after = routine.parameters[routine.parameters.index(parameter) :]
+    default = " = None" if routine.optional.issuperset(after) else ""
+    return f"{kind.removesuffix(' | None')} | None{default}"
+
+
+def _top_forward(routine: Routine, translator: Translator) -> MethodText:
+    """Return the forward of the causal language model: the contract of generated files."""
+    logits = routine.shape.fields.get("logits") if isinstance(routine.shape, Output) else None
+    if not (isinstance(logits, Hole) and routine.holes == 1):
+        raise Untranslatable("the model's output: logits alone must be left of it")
+    several = places_of(translator.model) is not None
+    body = codebooks.on_tokens(routine.body) if several else deepcopy(routine.body)
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Return):
+                assert node.value is not None
+                node.value = ast.Call(name("CausalLMOutput"), [], [ast.keyword("logits", node.value)])
+    check = [ast.Assert(ast.Compare(name("position_ids"), [ast.IsNot()], [ast.Constant(None)]))]
+    signature = "(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput"
+    return MethodText("forward", signature, print_block([*check, *body], routine.source))
+
+
+def _tensor_annotation(parameter: str, routine: Routine, translator: Translator, state: ClassState) -> str:
+    fact = translator.facts.get(("method", f"{state.cls.__qualname__}.{routine.node.name}"), {}).get(parameter)
+    if fact is not None and fact.annotation is not None:
+        return fact.annotation
+    if isinstance(fact, Code) and fact.form == SHARED:
+        return "dict[str, tuple[torch.Tensor, torch.Tensor]]"
+    if isinstance(fact, Code) and fact.static and not _unpacked(parameter, routine):
+        return _annotation(routine.node, parameter) if _is_named(routine.node, parameter) else "int"
+    count = _unpacked(parameter, routine)
+    if not count and parameter == "position_embeddings" and not (isinstance(fact, Code) and fact.form):
+        count = 2
+    kind = f"tuple[{', '.join(['torch.Tensor'] * count)}]" if count else "torch.Tensor"
+    return f"{kind} | None" if isinstance(fact, Code) and fact.optional else kind
+
+
+def _unpacked(parameter: str, routine: Routine) -> int:
+    """Return into how many parts a method unpacks a parameter; 0: it does not."""
+    for statement in routine.body:
+        if _assigns(statement, parameter):
+            break  # what is unpacked later is something else
+        for node in ast.walk(statement):
+            match node:
+                case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Name(id=unpacked)) if unpacked == parameter:
+                    return len(parts)
+    return 0
+
+
+def _assigns(statement: ast.stmt, variable: str) -> bool:
+    return isinstance(statement, ast.Assign) and any(
+        isinstance(target, ast.Name) and target.id == variable for target in statement.targets
+    )
+
+
+def _is_named(node: ast.FunctionDef, parameter: str) -> bool:
+    return any(item.arg == parameter for item in (*node.args.args, *node.args.kwonlyargs))
+
+
+def _return_annotation(routine: Routine) -> str:
+    if routine.holes == 0:
+        return "None"
+    return "torch.Tensor" if routine.holes == 1 else f"tuple[{', '.join(['torch.Tensor'] * routine.holes)}]"
+
+
+def _function_text(key: str, routine: Routine) -> MethodText:
+    static = {item for item, fact in routine.facts.items() if isinstance(fact, Code) and fact.static}
+    types = {item: argument_types.in_use(routine.node, item) for item in static if _is_named(routine.node, item)}
+    types |= {item: "torch.device" for item in routine.parameters if item == "device"}
+    parameters = [f"{item}: {types.get(item, 'torch.Tensor')}" for item in routine.parameters]
+    kind = argument_types.returned(routine.node, types) if routine.static else _return_annotation(routine)
+    return MethodText(key, f"({', '.join(parameters)}) -> {kind}", print_block(routine.body, routine.source))
+
+
+def config_of(translator: Translator, cls: type) -> Any:
+    """Return the tiny config with which a class is made."""
+    facts = translator.facts["init", cls.__qualname__].values()
+    return next((fact.obj for fact in facts if isinstance(fact, Config)), translator.config)
+
+
+def rope_default(translator: Translator, cls: type) -> MethodText:
+    """Return the translation of a rotary class's own formula for the inverse frequencies."""
+    found = find_method(cls, "compute_default_rope_parameters")
+    if found is None:
+        raise Untranslatable(f"{cls.__name__}, which has no default frequencies")
+    owner, node = found
+    frame = Frame(translator, module_source(owner.__module__), "function")
+    parameters = [item.arg for item in node.args.args if item.arg in ("config", "layer_type")]
+    values = {
+        "config": Config(name("config"), config_of(translator, cls)),
+        "layer_type": Code(name("layer_type"), static=True),
+    }
+    frame.env.values.update({item.arg: values.get(item.arg, NONE) for item in node.args.args})
+    execute(node.body, frame)
+    for statement, value in frame.returns:
+        statement.value = value.code()
+    types = {"config": type(config_of(translator, cls)).__name__, "layer_type": "str"}
+    head = ", ".join(f"{item}: {types[item]}" for item in parameters)
+    body = print_block(cleanup.clean(frame.out), frame.source)
+    return MethodText("default_parameters", f"({head}) -> tuple[torch.Tensor, float]", body, "staticmethod")
