@@ -33,7 +33,8 @@ from onboard.analysis.recognise.recorder import ModuleCall, Recording, record
 from onboard.analysis.recognise.scan_modules import probe_scan_module
 from onboard.analysis.repository_source import survey_code
 from onboard.analysis.source import location, module_source, sources_hash, sources_of
-from onboard.analysis.spec import Block, LayerKind, ModelSpec, RepositoryCode, Trait
+from onboard.analysis.spec import LayerKind, ModelSpec, RepositoryCode, Trait
+from onboard.analysis.spec_blocks import Block, make_block
 from onboard.analysis.tiny.tiny_mixers import indexer_sizes
 from onboard.analysis.tiny.tiny_model import (
     begins_at_zero,
@@ -220,7 +221,7 @@ def _module_blocks(model: nn.Module, recording: Recording, eager: list[str]) -> 
     separate = separate_experts(model)
     for cls, (path, module) in _examples(model, recording, eager).items():
         finding = _classify(model, path, module, recording, attention, separate)
-        blocks[cls.__name__] = Block(
+        blocks[cls.__name__] = make_block(
             class_name=cls.__name__,
             kind=finding.kind,
             path=path,
@@ -369,7 +370,7 @@ def _rope_blocks(recordings: list[Recording]) -> list[Block]:
         node = source.functions.get(call.name)
         if finding is None or node is None or call.name in blocks:
             continue
-        blocks[call.name] = Block(
+        blocks[call.name] = make_block(
             class_name=call.name,
             kind="rope",
             path="",
@@ -388,7 +389,7 @@ def _scan_blocks(recording: Recording) -> list[Block]:
         node = source.functions.get(call.name)
         if node is None or call.name in blocks or (finding := mixers.probe_scan(call)) is None:
             continue
-        blocks[call.name] = Block(
+        blocks[call.name] = make_block(
             class_name=call.name,
             kind=finding.kind,
             path="",
@@ -404,7 +405,9 @@ def _mask_blocks(model: nn.Module) -> list[Block]:
     evidence = ["probe: returns a causal mask whenever it is called"]
     source = location(type(model)).split(":")[0]
     return [
-        Block(class_name=item, kind="mask", path="", source=source, parameters={"returns": kinds}, evidence=evidence)
+        make_block(
+            class_name=item, kind="mask", path="", source=source, parameters={"returns": kinds}, evidence=evidence
+        )
         for item, kinds in mask_makers(model).items()
     ]
 

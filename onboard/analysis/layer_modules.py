@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from torch import nn
 
 from onboard.analysis.recognise.recorder import Recording
-from onboard.analysis.spec import Block, LayerKind
+from onboard.analysis.spec import LayerKind
+from onboard.analysis.spec_blocks import Block
 
 
 def with_modules(kind: LayerKind, tiny: nn.Module, recording: Recording, blocks: Sequence[Block]) -> LayerKind:

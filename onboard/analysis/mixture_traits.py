@@ -12,7 +12,8 @@ from typing import Any
 from torch import nn
 from transformers import PretrainedConfig
 
-from onboard.analysis.spec import Block, Trait
+from onboard.analysis.spec import Trait
+from onboard.analysis.spec_blocks import Block
 
 _FIELDS = {
     "experts": r"(num|n|moe)_((?!shared)\w+_)?experts",

@@ -7,18 +7,15 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from onboard.analysis.spec_blocks import AttributePath, Block, Identifier, ModelType, Record
 from onboard.errors import OnboardError
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Trait(_Record):
+class Trait(Record):
     """One fact about the model and why we believe it."""
 
     value: str | int | float | bool | None
@@ -26,23 +23,7 @@ class Trait(_Record):
     """`file.py:123`, `config.json: key`, or `probe: ...` with the measured error."""
 
 
-class Block(_Record):
-    """One class of the Hugging Face module tree that the generated file contains."""
-
-    class_name: str
-    """As in the Hugging Face source, for example `LlamaRMSNorm`."""
-    kind: str
-    """rmsnorm, layernorm, rotary, mlp, attention, decoder_layer, embedding, linear, model, causal_lm, other."""
-    path: str
-    """Its first place in the module tree, for example `model.layers.0.mlp`."""
-    source: str
-    """`modeling_llama.py:120`."""
-    parameters: dict[str, Any] = Field(default_factory=dict)
-    """What the block's template needs (for example `unit_offset`, `activation`)."""
-    evidence: list[str] = Field(default_factory=list)
-
-
-class LayerKind(_Record):
+class LayerKind(Record):
     """A kind of decoder layer and the layers that are of it."""
 
     name: str
@@ -54,7 +35,7 @@ class LayerKind(_Record):
     """What such a layer has: name in the layer -> class of a block, in the order in which they come to their end."""
 
 
-class RepositoryCode(_Record):
+class RepositoryCode(Record):
     """A model's own code, and what it took to run it."""
 
     classes: dict[str, str]
@@ -67,18 +48,18 @@ class RepositoryCode(_Record):
     """The config's values under their usual names, as far as other phases ask for them."""
 
 
-class ModelSpec(_Record):
+class ModelSpec(Record):
     """The analysis of one architecture: a readable YAML artifact that a user may edit and generate from."""
 
     schema_version: int = 1
     model: str
     revision: str | None = None
-    family: str
-    """`model_type`, checked to be an identifier."""
-    architecture: str
+    family: ModelType
+    """`model_type`."""
+    architecture: Identifier
     """For example `LlamaForCausalLM`."""
-    config_class: str
-    hf_module: str
+    config_class: Identifier
+    hf_module: AttributePath
     """For example `transformers.models.llama.modeling_llama`."""
     transformers_version: str
     source_hash: str

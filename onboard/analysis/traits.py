@@ -9,7 +9,8 @@ from transformers import PretrainedConfig
 
 from onboard.analysis.mixture_traits import mixture
 from onboard.analysis.recognise.recorder import Recording
-from onboard.analysis.spec import Block, Trait
+from onboard.analysis.spec import Trait
+from onboard.analysis.spec_blocks import Block, L2Norm, LayerNorm, Mlp, RMSNorm, Rope
 from onboard.hf.architecture import text_config
 
 
@@ -62,17 +63,16 @@ def _from_blocks(blocks: list[Block]) -> dict[str, Trait]:
     out: dict[str, Trait] = {}
     for block in blocks:
         evidence = "; ".join([block.source, *block.evidence])
-        if block.kind == "rmsnorm":
-            out["norm"] = Trait(
-                value="rmsnorm (1 + w)" if block.parameters["unit_offset"] else "rmsnorm", evidence=evidence
-            )
-        elif block.kind in ("layernorm", "l2norm"):
-            out["norm"] = Trait(value=block.kind, evidence=evidence)
-        elif block.kind == "mlp":
-            out["mlp"] = Trait(value=block.parameters["mlp"], evidence=evidence)
-            out["activation"] = Trait(value=block.parameters["activation"], evidence=evidence)
-        elif block.kind == "rope":
-            out["position"] = Trait(value=block.parameters["op"].removeprefix("torch_"), evidence=evidence)
+        match block:
+            case RMSNorm(parameters=found):
+                out["norm"] = Trait(value="rmsnorm (1 + w)" if found.unit_offset else "rmsnorm", evidence=evidence)
+            case LayerNorm() | L2Norm():
+                out["norm"] = Trait(value=block.kind, evidence=evidence)
+            case Mlp(parameters=found):
+                out["mlp"] = Trait(value=found.mlp, evidence=evidence)
+                out["activation"] = Trait(value=found.activation, evidence=evidence)
+            case Rope(parameters=found):
+                out["position"] = Trait(value=found.op.removeprefix("torch_"), evidence=evidence)
     return out
 
 

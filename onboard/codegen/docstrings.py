@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from onboard.analysis.spec_blocks import Block, Experts, Mlp, RMSNorm
 
 _CLASSES = {
     "attention": "Causal self-attention, [batch, seq, hidden] to the same.",
@@ -27,17 +26,18 @@ _CODEBOOKS = {
 }
 
 
-def class_docstring(kind: str, parameters: Mapping[str, Any], name: str) -> str:
-    """Return the docstring of a class."""
-    if kind == "rmsnorm":
-        offset = " with weight 1 + w" if parameters["unit_offset"] else ""
-        return f"Root-mean-square norm over the last dimension{offset}."
-    if kind == "mlp":
-        return f"{str(parameters['mlp']).capitalize()} feed-forward network, [batch, seq, hidden] to the same."
-    if kind == "experts":
-        others = " Further ids return their input." if parameters["identity"] else ""
-        return f"The experts of a mixture; all run together, in one op.{others}"
-    return _CLASSES.get(kind, f"Counterpart of the {name} of transformers.")
+def class_docstring(role: str, block: Block | None, name: str) -> str:
+    """Return the docstring of a class, by its role: the kind of its block, or its place in the model."""
+    match block:
+        case RMSNorm(parameters=found):
+            offset = " with weight 1 + w" if found.unit_offset else ""
+            return f"Root-mean-square norm over the last dimension{offset}."
+        case Mlp(parameters=found):
+            return f"{found.mlp.capitalize()} feed-forward network, [batch, seq, hidden] to the same."
+        case Experts(parameters=found):
+            others = " Further ids return their input." if found.identity else ""
+            return f"The experts of a mixture; all run together, in one op.{others}"
+    return _CLASSES.get(role, f"Counterpart of the {name} of transformers.")
 
 
 def method_docstring(kind: str, method: str, *, codebooks: bool = False) -> str:

@@ -17,6 +17,7 @@ from onboard import __version__
 from onboard.analysis.multimodal import is_under
 from onboard.analysis.recognise.compressors import COMPRESSOR, INDEXER
 from onboard.analysis.spec import ModelSpec
+from onboard.analysis.spec_blocks import Mask
 from onboard.analysis.tiny.tiny_model import ORIGINAL_POSITIONS, load_config, tiny_config
 from onboard.codegen.format import format_python
 from onboard.codegen.model_file import first_position_expression
@@ -72,7 +73,6 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
     The tests need neither the checkpoint nor the spec: the small config and the module paths are written into them.
     Raises `OnboardError` for a spec whose names are not identifiers or whose layers the small model does not have.
     """
-    _check_names(spec)
     config = tiny_config(load_config(spec.config))
     model = _meta_model(spec, config)
     text = text_config(config)
@@ -92,7 +92,7 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
         first_position=first_position_expression(spec, "CONFIG"),
         distinct="repeated_tokens" in spec.traits,
         codebooks=codebooks if codebooks.count > 1 else None,
-        hides_padding=any("ones" in block.parameters.get("returns", ()) for block in spec.blocks),
+        hides_padding=any("ones" in block.parameters.returns for block in spec.blocks if isinstance(block, Mask)),
         layers=layers,
         blocks=blocks,
         eager=spec.eager,
@@ -110,14 +110,6 @@ def generate_test_file(spec: ModelSpec, root: Path | None = None, code: str | No
 def _shown_name(model: str) -> str:
     """Return an id as it is, and of a folder, whose path says nothing to others, the name alone."""
     return model.rsplit("/", 1)[-1] if model.startswith("/") else model
-
-
-def _check_names(spec: ModelSpec) -> None:
-    """Refuse a spec whose names, which become code, are not names."""
-    # A family may have dashes: it is part of file names only.
-    for name in (spec.family.replace("-", "_"), spec.architecture, spec.config_class, *spec.hf_module.split(".")):
-        if not name.isidentifier() or keyword.iskeyword(name):
-            raise OnboardError(f"the spec names {name!r}, which is not an identifier", hint="Correct spec.yaml")
 
 
 def _arguments(config: Any) -> dict[str, Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
-from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -15,19 +13,20 @@ from torch import nn
 import onboard
 from onboard.analysis.repository import PACKAGE
 from onboard.analysis.source import find_method, module_source
-from onboard.analysis.spec import Block, ModelSpec
+from onboard.analysis.spec import ModelSpec
+from onboard.analysis.spec_blocks import Block
 from onboard.analysis.tiny.tiny_model import build_tiny, load_config, one_line
 from onboard.codegen.config_class import plain_config_class
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
 from onboard.codegen.plain_names import with_plain_names
-from onboard.codegen.translate.language.findings import NORMS, Findings, Recognised
+from onboard.codegen.spec_findings import findings_of
+from onboard.codegen.translate.language.findings import Recognised
 from onboard.codegen.translate.language.object_values import Config
 from onboard.codegen.translate.language.program.classes import Translator
 from onboard.codegen.translate.language.state import ClassState
 from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.mechanisms import experts
-from onboard.codegen.translate.mechanisms.attention import chosen, compressed
 from onboard.codegen.translate.mechanisms.order import MECHANISMS
 from onboard.codegen.translate.mechanisms.rescaled import LINEAR
 from onboard.codegen.translate.output.emit import ClassText, MethodText, config_of, emit, rope_default
@@ -54,7 +53,6 @@ def generate_model_file(spec: ModelSpec) -> str:
     Raises:
         OnboardError: the architecture has a construct without translation.
     """
-    _check_identifiers(spec)
     translator, model = make_translator(spec)
     try:
         functions, blocks, imports = _parts(translator, spec)
@@ -129,60 +127,6 @@ def make_translator(spec: ModelSpec) -> tuple[Translator, nn.Module]:
     return Translator(model, findings_of(spec), MECHANISMS), model
 
 
-def findings_of(spec: ModelSpec) -> Findings:
-    """Return what a spec's blocks and traits say, as the translation reads it."""
-    blocks: dict[str, list[Block]] = defaultdict(list)
-    for block in spec.blocks:
-        blocks[block.kind].append(block)
-    kinds = (*NORMS, "gated_rmsnorm", "rotary", experts.KIND, chosen.KIND, *compressed.KINDS)
-    bias, tables = spec.traits.get("position_bias"), _parameters(blocks["rope"], "table_dims")
-    loops: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for block in blocks["loop"]:
-        loops[block.class_name].append(block.parameters)
-    return Findings(
-        recognised={b.class_name: Recognised(b.kind, b.parameters) for b in spec.blocks if b.kind in kinds},
-        ropes=_parameters(blocks["rope"], "op"),
-        rope_dims=_parameters(spec.blocks, "unsqueeze_dim"),
-        rope_tables={name: int(dims) for name, dims in tables.items() if dims is not None},
-        scans=_parameters(blocks["scan"], "op"),
-        scan_modules={b.class_name: b.parameters for b in blocks["scan_module"]},
-        loops=loops,
-        latents={b.class_name: b.parameters for b in blocks["attention"] if b.parameters.get("expand")},
-        masks={b.class_name: b.parameters.get("returns", ["added"]) for b in blocks["mask"]},
-        eager=spec.eager,
-        alibi=bias is not None and bias.value == "alibi",
-    )
-
-
-def _parameters(blocks: Sequence[Block], key: str) -> dict[str, Any]:
-    """Return one parameter of the blocks that have it, by class."""
-    return {block.class_name: block.parameters[key] for block in blocks if key in block.parameters}
-
-
-def _check_identifiers(spec: ModelSpec) -> None:
-    names = [spec.family, spec.architecture, spec.config_class, *spec.hf_module.split(".")]
-    for item in spec.blocks:
-        names += [item.class_name, *map(str, (item.parameters.get("eps", "eps"), item.parameters.get("op", "op")))]
-        names += [str(item.parameters.get(key, "None")).removeprefix("self.") for key in ("weight", "bias")]
-        names += experts.identifiers(item.parameters) if item.kind == experts.KIND else []
-        names += compressed.identifiers(item.parameters) if item.kind in compressed.KINDS else []
-        names += [str(item.parameters.get(key, key)) for key in ("expand", "kv_b_proj")]
-        names += _attributes(item.parameters)
-        names += [str(key).removeprefix("self.") for key in item.parameters.get("arguments", [])]
-        names += [str(item.parameters.get(key, key)) for key in ("method", "result")]
-    for name in names:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name.replace("-", "_")):
-            raise OnboardError(f"the spec has {name!r} where an identifier belongs")
-
-
-def _attributes(parameters: dict[str, Any]) -> list[str]:
-    """Return what names attributes in a gated norm's expressions, without what is written around these."""
-    group_size = str(parameters.get("group_size", "self.x")).removeprefix("self.weight.shape[0] // ")
-    whole = group_size == "self.weight.shape[0]"
-    before = str(parameters.get("norm_before_gate", "self.x"))
-    return ["x" if whole else group_size.removeprefix("self."), before.removeprefix("self.")]
-
-
 def first_position_expression(spec: ModelSpec, config: str) -> str | None:
     """Return the expression for the position of a text's first token, of the variable `config`; None where it is 0."""
     if "first_position" not in spec.traits:
@@ -214,7 +158,7 @@ def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
         }
         for method in item.methods
     ]
-    docstring = class_docstring(kind, block.parameters if block else {}, item.name)
+    docstring = class_docstring(kind, block, item.name)
     if not any(method.name == "forward" for method in item.methods) and item.weights_only:
         docstring = f"Weights of the {item.name} of transformers, which nothing here runs."
     elif item.weights_only:

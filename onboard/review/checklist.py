@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from onboard.analysis.multimodal import is_under
-from onboard.analysis.spec import Block, ModelSpec
+from onboard.analysis.spec import ModelSpec
+from onboard.analysis.spec_blocks import Block
 from onboard.analysis.tiny.tiny_model import load_config
 from onboard.codegen.equivalence_test import generate_test_file
 from onboard.codegen.model_file import generate_model_file

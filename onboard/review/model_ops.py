@@ -39,7 +39,7 @@ def _canonical_used(subject: Subject) -> Outcome:
     for block in subject.blocks(*_OPS_OF_KIND, "rope"):
         # RoPE is a function in Hugging Face's source: its op may stand in any class.
         node = subject.model.tree if block.kind == "rope" else classes.get(block.class_name)
-        wanted = _OPS_OF_KIND.get(block.kind, {str(block.parameters.get("op"))})
+        wanted = _OPS_OF_KIND.get(block.kind, {getattr(block.parameters, "op", "")})
         ops = _ops(subject.model, node) if node is not None else {}
         calls = [call for call, name in ops.items() if name.removeprefix("onboard.") in wanted]
         if not calls:

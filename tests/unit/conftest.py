@@ -9,8 +9,9 @@ import pytest
 from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
-from onboard.analysis.spec import Block, LayerKind, ModelSpec
+from onboard.analysis.spec import LayerKind, ModelSpec
 from onboard.codegen.equivalence_test import generate_test_file
+from tests.unit.spec_samples import sample_block
 
 _BLOCKS = {
     "LlamaRMSNorm": ("rmsnorm", "model.norm"),
@@ -23,13 +24,7 @@ _BLOCKS = {
 }
 
 
-_ROPE = Block(
-    class_name="apply_rotary_pos_emb",
-    kind="rope",
-    path="",
-    source="modeling_llama.py:1",
-    parameters={"op": "torch_rope_with_explicit_cos_sin"},
-)
+_ROPE = sample_block("apply_rotary_pos_emb", "rope", source="modeling_llama.py:1")
 
 
 @pytest.fixture(scope="session")
@@ -55,10 +50,7 @@ def llama_spec() -> ModelSpec:
         num_parameters=1,
         config={**config.to_diff_dict(), "architectures": ["LlamaForCausalLM"]},
         traits={},
-        blocks=[
-            Block(class_name=name, kind=kind, path=path, source="modeling_llama.py:1")
-            for name, (kind, path) in _BLOCKS.items()
-        ]
+        blocks=[sample_block(name, kind, path, "modeling_llama.py:1") for name, (kind, path) in _BLOCKS.items()]
         + [_ROPE],
         layer_kinds=[LayerKind(name="full_attention", layers=[0, 1, 2], path="model.layers.0")],
     )

@@ -16,7 +16,7 @@ import torch
 
 from onboard.analysis.recognise.recorder import Recording
 from onboard.analysis.recognise.watch import Loop, LoopCall
-from onboard.analysis.spec import Block
+from onboard.analysis.spec_blocks import Block, make_block
 from onboard.verify.error import rmse_ratio, worst
 from onboard.verify.limits import SAME
 
@@ -61,7 +61,7 @@ def loop_blocks(recordings: Sequence[Recording], file: str) -> list[Block]:
 
 def _block(loop: Loop, match: Match, file: str) -> Block:
     settings = {key: value for key, value in asdict(match).items() if key != "error"}
-    return Block(
+    return make_block(
         class_name=loop.class_name,
         kind="loop",
         path="",

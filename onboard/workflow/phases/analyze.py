@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, ClassVar
 
 from onboard.analysis.spec import ModelSpec
@@ -10,6 +11,8 @@ from onboard.workflow.phases.gather import ARTIFACT as GATHER
 from onboard.workflow.remote import client as remote
 
 ARTIFACT = "spec.yaml"
+SCHEMA = "spec.schema.json"
+"""Beside the spec: editors check and complete it by this."""
 
 
 class Analyze(Phase):
@@ -28,7 +31,8 @@ class Analyze(Phase):
         """Analyze and write the spec."""
         spec = _of_own_code(context) if context.read_json(GATHER)["remote_code"] else _of_transformers(context)
         path = context.artifact(ARTIFACT)
-        context.files.write(path, spec.to_yaml())
+        context.files.write(path.with_name(SCHEMA), json.dumps(ModelSpec.model_json_schema(), indent=2) + "\n")
+        context.files.write(path, f"# yaml-language-server: $schema={SCHEMA}\n{spec.to_yaml()}")
         findings = ", ".join(f"{name} {trait.value}" for name, trait in list(spec.traits.items())[:4])
         tricky = f"; {len(spec.tricky)} to look at" if spec.tricky else ""
         return PhaseResult({"spec": context.relative(path)}, f"{spec.architecture}: {findings}{tricky}")

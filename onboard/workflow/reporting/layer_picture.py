@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onboard.analysis.spec import Block, LayerKind, ModelSpec
+from onboard.analysis.spec import LayerKind, ModelSpec
+from onboard.analysis.spec_blocks import Attention, Block
 
 _DRAWN = 256
 """Most experts that are drawn."""
@@ -73,7 +74,7 @@ def _part(spec: ModelSpec, kind: LayerKind, config: Mapping[str, Any], name: str
 def _attention(spec: ModelSpec, kind: LayerKind, config: Mapping[str, Any], block: Block) -> tuple[str, list[str]]:
     """Return the kind of attention, as people say it, and its figures as far as the config has one for all layers."""
     details = _sizes({"num_attention_heads": "{} heads"}, config)
-    if _LATENT in block.parameters:
+    if isinstance(block, Attention) and block.parameters.expand is not None:
         names = {"q_lora_rank": "queries from a latent of {}", "kv_lora_rank": "keys and values from a latent of {}"}
         return "MLA", [*details, *_sizes(names | {"qk_rope_head_dim": "{} channels with RoPE beside it"}, config)]
     if kind.name.startswith("sliding"):

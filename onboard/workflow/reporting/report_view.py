@@ -12,6 +12,7 @@ from typing import Any
 
 from onboard import __version__
 from onboard.analysis.spec import LayerKind, ModelSpec
+from onboard.analysis.spec_blocks import Experts
 from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, max_positions, native_values
 from onboard.workflow.phase import RunContext
 from onboard.workflow.reporting.human_notes import human_notes, reduced_facts
@@ -101,7 +102,7 @@ def active_facts(spec: ModelSpec) -> list[tuple[str, str]]:
     """Return the figures of a mixture: parameters and experts that one token meets."""
     values = {name: spec.traits[name].value for name in ("experts", "experts_per_token") if name in spec.traits}
     active = spec.active_parameters
-    at_most = any(block.parameters.get("identity") for block in spec.blocks if block.kind == "experts")
+    at_most = any(block.parameters.identity for block in spec.blocks if isinstance(block, Experts))
     return [
         (short_count(active) if active else "", f"active a token{', at most' if at_most else ''}"),
         (" of ".join(str(values[name]) for name in reversed(values)) if len(values) > 1 else "", "experts a token"),

@@ -14,10 +14,11 @@ from onboard.analysis.analyze import _layer_kinds
 from onboard.analysis.layer_modules import with_modules
 from onboard.analysis.mixture_traits import active_parameters, mixture
 from onboard.analysis.recognise.recorder import Recording, record
-from onboard.analysis.spec import Block, LayerKind
+from onboard.analysis.spec import LayerKind
 from onboard.analysis.traits import _attention
+from tests.unit.spec_samples import sample_block
 
-EXPERTS = [Block(class_name="X", kind="experts", path="", source="x.py:1")]
+EXPERTS = [sample_block("X", "experts")]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_active_parameters_are_those_that_a_tokens_gradient_reaches(mixtral: Mix
     assert idle
     total = sum(parameter.numel() for parameter in mixtral.parameters())
     [name] = {type(module).__name__ for module in _experts(mixtral)}
-    blocks = [Block(class_name=name, kind="experts", path="", source="x.py:1")]
+    blocks = [sample_block(name, "experts")]
     assert active_parameters(mixtral, blocks, mixture(mixtral.config, blocks)) == total - idle
     assert active_parameters(mixtral, [], {}) is None
 
@@ -92,7 +93,7 @@ def test_active_parameters_are_those_that_a_tokens_gradient_reaches(mixtral: Mix
 def test_a_kind_of_layer_has_its_modules_in_the_order_in_which_they_run(mixtral: MixtralForCausalLM) -> None:
     recording = record(mixtral, {"input_ids": torch.tensor([[7, 3]]), "position_ids": torch.tensor([[0, 1]])})
     names = ("MixtralAttention", "MixtralRMSNorm", "MixtralSparseMoeBlock")
-    blocks = [Block(class_name=name, kind="other", path="", source="x.py:1") for name in names]
+    blocks = [sample_block(name, "other") for name in names]
     kind = with_modules(LayerKind(name="a", layers=[1], path="model.layers.1"), mixtral, recording, blocks)
     assert list(kind.modules) == ["input_layernorm", "self_attn", "post_attention_layernorm", "mlp"]
     assert kind.modules["mlp"] == "MixtralSparseMoeBlock"

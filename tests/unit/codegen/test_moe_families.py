@@ -18,6 +18,7 @@ from onboard.errors import OnboardError
 from onboard.hf.expert_weights import separate_experts
 from onboard.verify.blocks import prove
 from onboard.verify.limits import SAME
+from tests.unit.spec_samples import edited
 
 
 @cache
@@ -103,8 +104,6 @@ def test_small_configs_have_few_experts_in_few_groups() -> None:
 
 
 def test_a_spec_cannot_smuggle_code_in() -> None:
-    spec = ModelSpec.from_yaml(_spec("mixtral", "8x7b").to_yaml())
-    block = next(block for block in spec.blocks if block.kind == "experts")
-    block.parameters["gate"] = "w1 + evil()"
+    text = edited(_spec("mixtral", "8x7b"), "experts", gate="w1 + evil()")
     with pytest.raises(OnboardError, match="where an identifier belongs"):
-        generate_model_file(spec)
+        ModelSpec.from_yaml(text)

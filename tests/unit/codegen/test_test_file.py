@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
+from onboard.analysis.spec import LayerKind, ModelSpec, Trait
 from onboard.codegen.equivalence_test import generate_test_file
 from onboard.errors import OnboardError
+from tests.unit.spec_samples import sample_block
 
 MODEL, TEST = Path("models/modeling_llama.py"), Path("tests/equivalence/test_llama_modeling.py")
 
@@ -137,7 +139,7 @@ def test_texts_go_on_without_repetition_where_repeated_tokens_are_arbitrary(llam
 
 
 def test_a_model_that_hides_padding_by_itself_is_told_that_there_is_none(llama_spec: ModelSpec) -> None:
-    mask = Block(class_name="masks", kind="mask", path="", source="x.py", parameters={"returns": ["ones", "seen"]})
+    mask = sample_block("masks", "mask", returns=["ones", "seen"])
     hiding = llama_spec.model_copy(update={"blocks": [*llama_spec.blocks, mask]})
     told = "pair.expected(text, attention_mask=torch.ones_like(text), use_cache=False)"
     assert [told in generate_test_file(spec) for spec in (llama_spec, hiding)] == [False, True]
@@ -149,10 +151,10 @@ def test_a_block_that_transformers_never_calls_is_left_out(llama_spec: ModelSpec
 
 
 @pytest.mark.parametrize("field", ["family", "architecture", "config_class", "hf_module"])
-def test_names_that_are_no_names_are_refused(llama_spec: ModelSpec, field: str) -> None:
-    hostile = llama_spec.model_copy(update={field: 'x"; import os'})
-    with pytest.raises(OnboardError, match="which is not an identifier"):
-        generate_test_file(hostile)
+@pytest.mark.parametrize("text", ["x'; import os", "class", "a.class", ""])
+def test_names_that_are_no_names_are_refused(llama_spec: ModelSpec, field: str, text: str) -> None:
+    with pytest.raises(ValidationError, match="stands where an identifier belongs"):
+        ModelSpec.model_validate(llama_spec.model_dump() | {field: text})
 
 
 def test_strings_of_a_config_stay_strings(llama_spec: ModelSpec) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
+from onboard.analysis.spec import LayerKind, ModelSpec, Trait
 from onboard.registry import slug
 from onboard.workflow.files import FileWriter
 from onboard.workflow.phase import RunContext, RunOptions
 from onboard.workflow.worklog import Worklog
+from tests.unit.spec_samples import sample_block
 
 LLAMA_CONFIG = {
     "model_type": "llama",
@@ -63,13 +64,8 @@ def make_spec(model: str, **changes: Any) -> ModelSpec:
             "tied_embeddings": Trait(value=True, evidence="config.json: tie_word_embeddings"),
         },
         "blocks": [
-            Block(class_name="LlamaRMSNorm", kind="rmsnorm", path="model.norm", source="modeling_llama.py:10"),
-            Block(
-                class_name="LlamaDecoderLayer",
-                kind="decoder_layer",
-                path="model.layers.0",
-                source="modeling_llama.py:9",
-            ),
+            sample_block("LlamaRMSNorm", "rmsnorm", "model.norm", "modeling_llama.py:10"),
+            sample_block("LlamaDecoderLayer", "decoder_layer", "model.layers.0", "modeling_llama.py:9"),
         ],
         "layer_kinds": [LayerKind(name="full_attention", layers=[0, 1, 2], path="model.layers.0")],
     }

@@ -132,6 +132,10 @@ def test_analyze_and_generate(checkpoint: Path, tmp_path: Path) -> None:
     assert artifacts["spec"] == ".onboard/tiny/spec.yaml"
     assert artifacts["model_file"] == "models/modeling_llama.py"
     assert run_context.spec == ModelSpec.load(tmp_path / artifacts["spec"])
+    head, _, _ = (tmp_path / artifacts["spec"]).read_text().partition("\n")
+    schema = json.loads((tmp_path / artifacts["spec"]).with_name(head.partition("$schema=")[2]).read_text())
+    kinds = schema["properties"]["blocks"]["items"]["discriminator"]["mapping"]
+    assert {block.kind for block in run_context.spec.blocks} < kinds.keys(), "what an editor may complete"
     assert "class LlamaForCausalLM" in (tmp_path / artifacts["model_file"]).read_text()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from onboard.analysis.spec import Block, LayerKind, ModelSpec, Trait
+from onboard.analysis.spec import LayerKind, ModelSpec, Trait
 from onboard.workflow.reporting.layer_picture import layer_parts
+from tests.unit.spec_samples import sample_block
 
 from .conftest import make_spec
 
@@ -14,7 +15,7 @@ CONFIG = {"num_attention_heads": 8, "num_key_value_heads": 2, "sliding_window": 
 
 
 def _spec(blocks: dict[str, str], **changes: Any) -> ModelSpec:
-    found = [Block(class_name=name, kind=kind, path="", source="x.py:1") for name, kind in blocks.items()]
+    found = [sample_block(name, kind) for name, kind in blocks.items()]
     return make_spec("org/tiny", blocks=found, **changes)
 
 
@@ -34,8 +35,7 @@ def test_parts_are_of_this_kind_alone_and_in_its_order() -> None:
 
 
 def test_latent_attention_is_told_by_the_probe_and_has_its_latents() -> None:
-    spec = _spec({"A": "attention"})
-    spec.blocks[0].parameters = {"expand": "e", "kv_b_proj": "kv_b_proj"}
+    spec = make_spec("org/tiny", blocks=[sample_block("A", "attention", expand="e", kv_b_proj="kv_b_proj")])
     config = CONFIG | {"q_lora_rank": None, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
     [part] = layer_parts(spec, _kind("full_attention", {"attn": "A"}), config)
     assert part.what == "MLA"

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from onboard.analysis.spec_blocks import AttentionParameters, LoopParameters, ScanModuleParameters
+
 NORMS = ("rmsnorm", "layernorm", "l2norm")
 
 
@@ -41,11 +43,11 @@ class Findings:
     """Function that applies RoPE and takes its tables whole -> the tables' dimensions."""
     scans: Mapping[str, str] = field(default_factory=dict)
     """Function -> the canonical op of a recurrent mixer that it is."""
-    scan_modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    scan_modules: Mapping[str, ScanModuleParameters] = field(default_factory=dict)
     """Class -> the canonical op that its modules, which have no weights, are."""
-    loops: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    loops: Mapping[str, Sequence[LoopParameters]] = field(default_factory=dict)
     """Class -> the loops in its methods that are canonical ops."""
-    latents: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    latents: Mapping[str, AttentionParameters] = field(default_factory=dict)
     """Class of latent attention -> the names of its parts."""
     masks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Function or method that makes causal masks -> the kinds of those that it returns."""

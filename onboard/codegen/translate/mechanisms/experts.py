@@ -13,12 +13,6 @@ KIND = "experts"
 MODULES = "modules"
 
 
-def identifiers(parameters: Mapping[str, Any]) -> list[str]:
-    """Return what becomes code of a spec's parameters, which may be edited: all but numbers and None."""
-    texts = [str(value) for value in parameters.values() if not (value is None or isinstance(value, int | float))]
-    return [part for text in texts for part in text.split(".")]
-
-
 def is_separate(recognised: Any) -> bool:
     """Whether a recognised class (or None) becomes a list of one module an expert."""
     return recognised is not None and recognised.kind == KIND and recognised.parameters["layout"] == MODULES

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from onboard.analysis.recognise.watch import loops_of
+from onboard.analysis.spec_blocks import LoopParameters
 from onboard.analysis.tiny.tiny_model import first_token_is_plain
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Mechanism
@@ -34,16 +34,16 @@ def scan(node: ast.For, frame: Frame) -> bool:
     found = _found(node, frame)
     if found is None:
         return False
-    turned, result = bool(found["turned"]), str(found["result"])
-    arguments = [_argument(key, turned, frame) for key in found["arguments"]]
-    made = Code(ast.Call(op(str(found["op"])), arguments, []), transposed=turned)
+    turned, result = found.turned, found.result
+    arguments = [_argument(key, turned, frame) for key in found.arguments]
+    made = Code(ast.Call(op(found.op), arguments, []), transposed=turned)
     assigned = [item.id for item in ast.walk(node) if isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store)]
     frame.env.values.update(dict.fromkeys(_filled(node), Unread(f"what the loop before leaves besides {result}")))
     frame.env.values.update(dict.fromkeys(assigned, NONE))
-    if found["joined"] is None:
+    if found.joined is None:
         frame.bind(result, made, node)
     else:
-        frame.env.values[result] = Pieces(made, int(found["joined"]))
+        frame.env.values[result] = Pieces(made, found.joined)
     return True
 
 
@@ -70,18 +70,18 @@ def is_short_cut(node: ast.If, frame: Frame) -> bool:
     """Whether `if x.shape[1] == 1: ... else: loop` takes a short cut for a single token, which changes nothing."""
     inner = [item for side in node.orelse for item in ast.walk(side) if isinstance(item, ast.For)]
     loops = [found for item in inner if (found := _found(item, frame)) is not None]
-    tests = {f"{key}.{form} == 1" for found in loops for key in found["arguments"] for form in ("shape[1]", "size(1)")}
-    is_plain = all(not found["turned"] for found in loops)
+    tests = {f"{key}.{form} == 1" for found in loops for key in found.arguments for form in ("shape[1]", "size(1)")}
+    is_plain = all(not found.turned for found in loops)
     return is_plain and ast.unparse(node.test) in tests and first_token_is_plain(frame.translator.model)
 
 
-def _found(node: ast.For, frame: Frame) -> Mapping[str, Any] | None:
+def _found(node: ast.For, frame: Frame) -> LoopParameters | None:
     """Return what the analysis found of a loop."""
     if frame.cls is None:
         return None
     for found in frame.translator.findings.loops.get(frame.cls.cls.__name__, []):
-        places = loops_of(frame.cls.cls, str(found["method"]))
-        index = int(found["index"])
+        places = loops_of(frame.cls.cls, found.method)
+        index = found.index
         if index < len(places) and places[index].lineno == node.lineno:
             return found
     return None

@@ -34,11 +34,11 @@ def scan(function: Any, form: Form, args: Args) -> Value:
 def scan_module(cls: Any, args: Args, frame: Frame) -> Value:
     """Return the canonical form of a call of a module without weights; its setting is read from the config."""
     found = frame.translator.findings.scan_modules[cls.__name__]
-    form = MODULE_FORMS[str(found["op"])]
+    form = MODULE_FORMS[found.op]
     own = attribute_of(frame.cls, "config", name("self"), frame) if frame.cls is not None else NONE
     if not isinstance(own, Config):
         raise Untranslatable(f"a {cls.__name__} of a module that does not keep its config")
-    setting = Code(attribute(own.expr, str(found[SETTING])), static=True)
+    setting = Code(attribute(own.expr, found.eps), static=True)
     values = _bound(cls.forward, Args([NONE, *args.positional], args.keywords, args.stars))
     del values["self"]
     return _written(cls, form, {**values, SETTING: setting})

@@ -48,13 +48,6 @@ class WithEntries(Code):
     entries: Entries = field(default_factory=lambda: Entries(constant(None)))
 
 
-def identifiers(parameters: Mapping[str, Any]) -> list[str]:
-    """Return what becomes code of a spec's parameters, which may be edited."""
-    passed = parameters.get("passed", {})
-    texts = [str(value) for key, value in parameters.items() if key != "passed" and value is not None]
-    return [part for text in (*texts, *passed, *passed.values()) for part in str(text).split(".")]
-
-
 def inputs(parameters: Mapping[str, Any], names: list[str]) -> list[str]:
     """Return which of a forward's parameters `names` the template of a block reads."""
     read = {parameters["x"], parameters["positions"], *parameters.get("passed", {}).values()}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from onboard.analysis.spec_blocks import AttentionParameters
 from onboard.codegen.translate.language.args import Args
 from onboard.codegen.translate.language.frame import Frame, Mechanism
 from onboard.codegen.translate.language.object_values import AttentionInterface
@@ -56,15 +57,15 @@ class Expanded(Value):
         return replace(self, latent=change(self.latent), kpe=change(self.kpe))
 
 
-def names_of(frame: Frame) -> Mapping[str, str] | None:
+def names_of(frame: Frame) -> AttentionParameters | None:
     """Return the names of the parts of latent attention when it is its code that is evaluated."""
     return frame.translator.findings.latents.get(frame.cls.cls.__name__) if frame.cls is not None else None
 
 
-def expand(names: Mapping[str, str], args: Args) -> Items:
+def expand(names: AttentionParameters, args: Args) -> Items:
     """Return the keys and values of `self.expand(latent, kpe)`, not expanded yet."""
     latent, kpe = args.positional
-    weight = attribute(name("self"), names["kv_b_proj"], "weight")
+    weight = attribute(name("self"), str(names.kv_b_proj), "weight")
     return Items((Expanded(latent, kpe, weight, 0), Expanded(latent, kpe, weight, 1)))
 
 
@@ -134,7 +135,7 @@ class LatentAttention(Mechanism):
     def call_own_method(self, attr: str, args: Args, frame: Frame) -> Value | None:
         """The expansion of latents."""
         names = names_of(frame)
-        return expand(names, args) if names is not None and names["expand"] == attr else None
+        return expand(names, args) if names is not None and names.expand == attr else None
 
     def call_value(self, callee: Value, args: Args, frame: Frame) -> Value | None:
         """Attention to what is expanded."""
