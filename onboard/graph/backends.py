@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from onboard.errors import OnboardError
 from onboard.graph.context import TransformContext
 from onboard.ops import has_triton
 from onboard.ops.fla_delta_rule import has_fla
@@ -36,6 +37,8 @@ def cached_backend(requested: str | None, known: Collection[str], context: Trans
     A name may carry the mechanism behind it ("triton_mla", "fla_gated_delta"). A foreign one that the mechanism has no
     operator for, or whose library is not there, means the run's, and that is a fact.
     """
+    if (requested or context.attn_backend) == "triton" and not has_triton():
+        raise OnboardError("the attention back end 'triton' is not available here", hint="Use 'torch'")
     if requested is None:
         return context.attn_backend
     family = requested.split("_")[0]

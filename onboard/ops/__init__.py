@@ -86,23 +86,6 @@ for _module in pkgutil.iter_modules(__path__):
 if importlib.util.find_spec("triton") is not None:
     from onboard.ops import triton  # noqa: F401  (registers)
 
-_PUT_IN_BY_TRANSFORMS = tuple(
-    f"{__name__}.{name}"
-    for name in (
-        "fused",
-        "fused_gated_norm",
-        "fused_gdn_gating",
-        "fused_moe",
-        "fused_rope",
-        "gather",
-        "pointwise_op",
-        "residual_add",
-        "router",
-        "shifted_positions",
-        "wide_norm",
-    )
-)
-
 
 def has_triton() -> bool:
     """Whether the package triton is installed, and with it the `triton_*` ops are registered."""
@@ -111,12 +94,18 @@ def has_triton() -> bool:
 
 def canonical_ops() -> set[str]:
     """Return the names of the `torch_*` ops that model files may use; what transforms put in is not among them."""
-    sources = {name: source for name, source in op_sources().items() if name.startswith("torch_")}
     return {
-        name for name, source in sources.items() if not source.mutates and source.module not in _PUT_IN_BY_TRANSFORMS
+        name
+        for name, source in op_sources().items()
+        if name.startswith("torch_") and not (source.mutates or source.inserted)
     }
 
 
 def stateful_ops() -> set[str]:
     """Return the names of the ops that need a cached form before a graph can generate; attention is not among them."""
     return {name for name, source in op_sources().items() if source.carries_state}
+
+
+def attention_ops() -> set[str]:
+    """Return the names of the canonical ops that attend: each token's result is a mean of values, by a softmax."""
+    return {name for name in canonical_ops() if op_sources()[name].attends}

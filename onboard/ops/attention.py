@@ -150,7 +150,7 @@ def _attention_bnsd(
     return _explicit_attention(query, key, value, mask, dropout_p, scale, sinks, logit_cap, alibi_slopes)
 
 
-@register_op(_fake_attention)
+@register_op(_fake_attention, attends=True)
 def torch_attention(
     query: Tensor,
     key: Tensor,
@@ -202,7 +202,7 @@ def torch_attention(
     return out.transpose(1, 2).contiguous()
 
 
-@register_op(_fake_attention)
+@register_op(_fake_attention, attends=True)
 def torch_attention_sdpa(
     query: Tensor,
     key: Tensor,

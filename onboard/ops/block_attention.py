@@ -14,7 +14,7 @@ def _fake(blocks: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object,
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
-@register_op(_fake, mutates=("k_cache", "v_cache"))
+@register_op(_fake, mutates=("k_cache", "v_cache"), no_capture="torch_cached_block_attention reads lengths on the host")
 def torch_cached_block_attention(
     blocks: Tensor,
     query: Tensor,

@@ -112,7 +112,7 @@ def _fake_cached(
     return _fake(query, key, weights, top_k, block_size, scale, expand)
 
 
-@register_op(_fake_cached, mutates=("index_cache",))
+@register_op(_fake_cached, mutates=("index_cache",), cached_form_of="torch_block_indexer")
 def torch_cached_block_indexer(
     query: Tensor,
     key: Tensor,

@@ -67,7 +67,12 @@ def only_seen(stored: Tensor, seen: Tensor) -> Tensor:
     return stored.masked_fill(~seen.view(*seen.shape, *[1] * (stored.dim() - 2)), 0.0)
 
 
-@register_op(fake_cached_attention, mutates=("k_cache", "v_cache"))
+@register_op(
+    fake_cached_attention,
+    mutates=("k_cache", "v_cache"),
+    cached_form_of="torch_attention",
+    no_capture="torch_cached_attention reads lengths on the host (attn_backend triton does not)",
+)
 def torch_cached_attention(
     query: Tensor,
     key: Tensor,

@@ -10,7 +10,7 @@ from onboard.ops.library import register_op
 from onboard.ops.state import advance
 
 
-@register_op(fake_conv, mutates=("conv_cache",))
+@register_op(fake_conv, mutates=("conv_cache",), cached_form_of="torch_causal_conv1d")
 def torch_cached_causal_conv1d(
     input: Tensor,
     weight: Tensor,

@@ -10,7 +10,7 @@ from onboard.ops.library import register_op
 from onboard.ops.state import advance
 
 
-@register_op(fake_delta_rule, mutates=("delta_cache",))
+@register_op(fake_delta_rule, mutates=("delta_cache",), cached_form_of="torch_gated_delta_rule")
 def torch_cached_gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -43,7 +43,7 @@ def torch_cached_gated_delta_rule(
     return advance(step, [q, k, v, g, beta], out, cu_seqlens, kv_lens, state_slots, batch_info_host, delta_cache)
 
 
-@register_op(fake_delta_rule, mutates=("delta_cache",))
+@register_op(fake_delta_rule, mutates=("delta_cache",), cached_form_of="torch_delta_rule")
 def torch_cached_delta_rule(
     q: Tensor,
     k: Tensor,

@@ -17,7 +17,7 @@ def _fake(query: Tensor, key: Tensor, weights: Tensor, *rest: object, **options:
     return query.new_empty((*query.shape[:2], top_k), dtype=torch.int64)
 
 
-@register_op(_fake, mutates=("index_cache",))
+@register_op(_fake, mutates=("index_cache",), cached_form_of="torch_lightning_indexer")
 def torch_cached_lightning_indexer(
     query: Tensor,
     key: Tensor,

@@ -11,7 +11,7 @@ from onboard.ops.library import register_op
 from onboard.ops.mla import fake_mla, torch_mla
 
 
-@register_op(fake_mla, mutates=("mla_cache",))
+@register_op(fake_mla, mutates=("mla_cache",), cached_form_of="torch_mla")
 def torch_cached_mla(
     q_nope: Tensor,
     q_pe: Tensor,

@@ -17,7 +17,7 @@ def _fake(
     return fake_mla(q_nope, q_pe, latent, kpe, weight)
 
 
-@register_op(_fake, mutates=("mla_cache",))
+@register_op(_fake, mutates=("mla_cache",), cached_form_of="torch_sparse_mla")
 def torch_cached_sparse_mla(
     q_nope: Tensor,
     q_pe: Tensor,

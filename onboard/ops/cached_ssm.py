@@ -10,7 +10,7 @@ from onboard.ops.ssm import fake_ssm, scan_channels, scan_heads
 from onboard.ops.state import advance
 
 
-@register_op(fake_ssm, mutates=("ssm_cache",))
+@register_op(fake_ssm, mutates=("ssm_cache",), cached_form_of="torch_ssm")
 def torch_cached_ssm(
     hidden_states: Tensor,
     A: Tensor,
@@ -49,6 +49,7 @@ def torch_cached_ssm(
 @register_op(
     lambda hidden_states, *_, **__: torch.empty_like(hidden_states, memory_format=torch.contiguous_format),
     mutates=("scan_cache",),
+    cached_form_of="torch_selective_scan",
 )
 def torch_cached_selective_scan(
     hidden_states: Tensor,

@@ -22,7 +22,7 @@ def _fake(query: Tensor, *_: object, **__: object) -> Tensor:
     return torch.empty_like(query, memory_format=torch.contiguous_format)
 
 
-@register_op(_fake, carries_state=True)
+@register_op(_fake, carries_state=True, attends=True)
 def torch_compressed_attention(
     query: Tensor,
     kv: Tensor,
@@ -99,7 +99,7 @@ class _Entries:
         return self.cache[pages, 0, last % self.page_size // self.block_size]
 
 
-@register_op(_fake, mutates=("kv_cache", "entry_cache"))
+@register_op(_fake, mutates=("kv_cache", "entry_cache"), cached_form_of="torch_compressed_attention")
 def torch_cached_compressed_attention(
     query: Tensor,
     kv: Tensor,

@@ -37,7 +37,7 @@ def kept_bias(key_bias: Tensor, last: Tensor, keep: int, sliding_window: int | N
     return torch.full_like(bias, -torch.inf).scatter(-1, best, bias.gather(-1, best))
 
 
-@register_op(_fake, carries_state=True)
+@register_op(_fake, carries_state=True, attends=True)
 def torch_dynamic_mask_attention(
     query: Tensor,
     key: Tensor,
@@ -69,7 +69,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: f
     return torch_attention(query, key, value, by_head, 0.0, False, scale)
 
 
-@register_op(_fake, mutates=("k_cache", "v_cache", "bias_cache"))
+@register_op(_fake, mutates=("k_cache", "v_cache", "bias_cache"), cached_form_of="torch_dynamic_mask_attention")
 def torch_cached_dynamic_mask_attention(
     query: Tensor,
     key: Tensor,

@@ -18,7 +18,7 @@ def _fake_fused_add_rmsnorm(
     return fake_rmsnorm(total if dtype is None else total.to(dtype), weight, eps), total
 
 
-@register_op(_fake_fused_add_rmsnorm)
+@register_op(_fake_fused_add_rmsnorm, inserted=True, adds_residual=True)
 def torch_fused_add_rmsnorm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -42,7 +42,7 @@ def _fake_silu_and_mul(x: Tensor, activation: str = "silu") -> Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
-@register_op(_fake_silu_and_mul)
+@register_op(_fake_silu_and_mul, inserted=True)
 def torch_silu_and_mul(x: Tensor, activation: str = "silu") -> Tensor:
     """act(gate) * up, where gate is the first half of the last dimension and up the second.
 
@@ -63,7 +63,7 @@ def _fake_fused_swiglu_mlp(
     return input.new_empty((*input.shape[:-1], down_weight.shape[0]))
 
 
-@register_op(_fake_fused_swiglu_mlp)
+@register_op(_fake_fused_swiglu_mlp, inserted=True)
 def torch_fused_swiglu_mlp(
     input: Tensor,
     gate_up_weight: Tensor,
@@ -102,7 +102,7 @@ def fake_fused_linear(
     return input.new_empty((*input.shape[:-1], weight.shape[0] // 2 if activation else weight.shape[0]))
 
 
-@register_op(fake_fused_linear)
+@register_op(fake_fused_linear, inserted=True)
 def torch_fused_linear(
     input: Tensor,
     weight: Tensor,

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from onboard.ops.library import register_op
 
 
-@register_op()
+@register_op(inserted=True)
 def torch_fused_gdn_gating(a: Tensor, b: Tensor, rate: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
     """The decay and the rate of correction of a gated delta rule (Yang et al. 2024, arXiv:2412.06464).
 

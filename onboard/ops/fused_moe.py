@@ -8,7 +8,7 @@ from onboard.ops.library import register_op
 from onboard.ops.moe import fake_moe, torch_moe
 
 
-@register_op(fake_moe)
+@register_op(fake_moe, inserted=True)
 def torch_moe_fused(
     x: Tensor,
     selected_experts: Tensor,

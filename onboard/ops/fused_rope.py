@@ -13,7 +13,7 @@ from onboard.ops.rope import (
 )
 
 
-@register_op()
+@register_op(inserted=True, rotary=("cos", "sin"), row_wise=True)
 def torch_rope_cached(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Half rotation of q and k in layout bsnd.
 
@@ -27,7 +27,7 @@ def torch_rope_cached(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[T
     return torch_rope_with_explicit_cos_sin(q, k, cos, sin, 2)
 
 
-@register_op()
+@register_op(inserted=True, rotary=("cos", "sin"))
 def torch_norm_rope(
     q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -45,7 +45,7 @@ def torch_norm_rope(
     return torch_rope_cached(torch_rmsnorm(q, q_weight, eps), torch_rmsnorm(k, k_weight, eps), cos, sin)
 
 
-@register_op()
+@register_op(inserted=True, rotary=("cos", "sin"))
 def torch_rope_deinterleaved(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """`torch_rope_with_qk_interleaving` in layout bsnd: half rotation of channels that lie in pairs.
 
@@ -59,7 +59,7 @@ def torch_rope_deinterleaved(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> 
     return torch_rope_with_qk_interleaving(q, k, cos, sin, 2)
 
 
-@register_op()
+@register_op(inserted=True, rotary=("freqs_cis",))
 def torch_rope_pairs(q: Tensor, k: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
     """`torch_rope_with_complex_freqs` in layout bsnd: rotation of pairs of neighbouring channels, in float32.
 

@@ -87,7 +87,7 @@ def _fake_cached(values: Tensor, gates: Tensor, bias: Tensor, *rest: object, **o
     return _fake(values, gates, bias, overlap)
 
 
-@register_op(_fake_cached, mutates=("value_cache", "gate_cache"))
+@register_op(_fake_cached, mutates=("value_cache", "gate_cache"), cached_form_of="torch_gated_pool")
 def torch_cached_gated_pool(
     values: Tensor,
     gates: Tensor,

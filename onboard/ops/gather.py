@@ -7,7 +7,7 @@ from torch import Tensor
 from onboard.ops.library import register_op
 
 
-@register_op()
+@register_op(inserted=True, row_wise=True)
 def gather_logits_before_lm_head(hidden: Tensor, logits_gather_indices: Tensor) -> Tensor:
     """Keep only the rows that the language-model head needs.
 

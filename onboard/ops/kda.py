@@ -44,7 +44,7 @@ def torch_kda(
     return in_chunks(_kda_chunk, _CHUNK, q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state)[0]
 
 
-@register_op(fake_delta_rule, mutates=("kda_cache",))
+@register_op(fake_delta_rule, mutates=("kda_cache",), cached_form_of="torch_kda")
 def torch_cached_kda(
     q: Tensor,
     k: Tensor,

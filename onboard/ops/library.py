@@ -17,16 +17,30 @@ R = TypeVar("R")
 NAMESPACE = "onboard"
 
 
+StateOf = Callable[..., tuple[tuple[int, ...], torch.dtype]]
+"""The arguments of a canonical op, by name -> shape and dtype of what its cached form keeps of each sequence."""
+
+
 @dataclass(frozen=True)
 class OpSource:
-    """What is known of a registered op."""
+    """What is known of a registered op: where it comes from, and what `register_op` was told of it."""
 
     module: str
     """The module that it comes from."""
-    mutates: tuple[str, ...]
-    carries_state: bool
     function: Callable[..., Any]
     """What it computes, to be called without the dispatcher."""
+    mutates: tuple[str, ...] = ()
+    carries_state: bool = False
+    inserted: bool = False
+    cached_form_of: str = ""
+    state: StateOf | None = None
+    invariant_form_of: str = ""
+    row_wise: bool = False
+    attends: bool = False
+    rotary: tuple[str, ...] = ()
+    adds_residual: bool = False
+    no_capture: str = ""
+    no_pieces: str = ""
 
     @property
     def ships(self) -> bool:
@@ -35,6 +49,8 @@ class OpSource:
 
 
 _SOURCES: dict[str, OpSource] = {}
+NOT_OURS = OpSource("", lambda *_, **__: None)
+"""What is known of an operator that was not registered here."""
 
 
 def register_op(
@@ -43,8 +59,20 @@ def register_op(
     mutates: tuple[str, ...] = (),
     schema: str | None = None,
     carries_state: bool = False,
+    inserted: bool = False,
+    cached_form_of: str = "",
+    state: StateOf | None = None,
+    invariant_form_of: str = "",
+    row_wise: bool = False,
+    attends: bool = False,
+    rotary: tuple[str, ...] = (),
+    adds_residual: bool = False,
+    no_capture: str = "",
+    no_pieces: str = "",
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Register the decorated function as `torch.ops.onboard.<its name>`; the schema comes from its annotations.
+
+    What transforms have to know of an op is declared here, once; nothing else lists ops by name.
 
     Args:
         fake: computes outputs of the right shape, dtype and strides from fake tensors. None: the function itself does,
@@ -53,10 +81,24 @@ def register_op(
         schema: the schema where annotations cannot say it (an optional list of tensors), without the op's name.
         carries_state: it carries something from token to token and sees only the tokens of its own step, so that a
             cached op must take its place before a graph can generate.
+        inserted: transforms put it into graphs; model files may not use it.
+        cached_form_of: the canonical op whose place it takes in a cached graph. Ops of the same name with another word
+            in place of "torch" are other back ends of it.
+        state: what a recurrence's cached form keeps of each sequence.
+        invariant_form_of: the op whose place it takes where results may not depend on the batch.
+        row_wise: each row of its results follows from the same row of its inputs, and is the same, bit for bit, for any
+            number of rows.
+        attends: for each token a mean of values of tokens, by the softmax of scores.
+        rotary: its arguments that hold the rotary embedding's table, cos and sin or complex numbers.
+        adds_residual: it returns a norm of the sum of its first two arguments, and the sum.
+        no_capture: why no CUDA graph can hold it.
+        no_pieces: why no CUDA graph of steps with many tokens should hold it.
 
     The function itself is returned, so that ops can be composed without a second trip through the dispatcher. Raises
     `UsageError` for a name that is taken: graphs that are there already call the op that has it.
     """
+
+    properties = {name: value for name, value in locals().items() if name not in ("fake", "schema")}
 
     def register(function: Callable[P, R]) -> Callable[P, R]:
         if function.__name__ in _SOURCES:
@@ -65,7 +107,7 @@ def register_op(
             )
         op = torch.library.custom_op(f"{NAMESPACE}::{function.__name__}", function, mutates_args=mutates, schema=schema)
         op.register_fake(fake or function)
-        _SOURCES[function.__name__] = OpSource(function.__module__, mutates, carries_state, function)
+        _SOURCES[function.__name__] = OpSource(function.__module__, function, **properties)
         return function
 
     return register
@@ -78,10 +120,29 @@ def schema_of(name: str) -> str:
 
 def plain_function(op: Any) -> Any:
     """Return the Python function behind an operator of ours, which costs less to call; any other one as it is."""
+    source = declared(op)
+    return op if source is NOT_OURS else source.function
+
+
+def declared(op: Any) -> OpSource:
+    """Return what is known of an operator; of one that was not registered here that is nothing."""
     packet = op.overloadpacket if isinstance(op, OpOverload) else op
     namespace, _, name = str(packet).partition(".")
-    is_ours = isinstance(packet, OpOverloadPacket) and namespace == NAMESPACE and name in _SOURCES
-    return _SOURCES[name].function if is_ours else op
+    is_ours = isinstance(packet, OpOverloadPacket) and namespace == NAMESPACE
+    return _SOURCES.get(name, NOT_OURS) if is_ours else NOT_OURS
+
+
+def cached_forms(op: str) -> dict[str, str]:
+    """Return the ops that take a canonical op's place in a cached graph, by back end; none for one without."""
+    reference = next((name for name, source in _SOURCES.items() if source.cached_form_of == op), "")
+    return forms_of(reference) if reference else {}
+
+
+def forms_of(reference: str) -> dict[str, str]:
+    """Return the ops that compute what a `torch_*` op does, that one among them, by back end."""
+    suffix = reference.removeprefix("torch")
+    names = (name for name, source in _SOURCES.items() if name.endswith(suffix) and not source.invariant_form_of)
+    return {name.removesuffix(suffix): name for name in names if "_" not in name.removesuffix(suffix)}
 
 
 def op_sources() -> dict[str, OpSource]:

@@ -35,7 +35,7 @@ def torch_lightning_attention(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -
     return _lightning_attention(q, k, v, slopes, state)[0]
 
 
-@register_op(_fake_lightning_attention, mutates=("lightning_cache",))
+@register_op(_fake_lightning_attention, mutates=("lightning_cache",), cached_form_of="torch_lightning_attention")
 def torch_cached_lightning_attention(
     q: Tensor,
     k: Tensor,

@@ -31,7 +31,7 @@ def torch_linear_recurrence(x: Tensor, decay: Tensor) -> Tensor:
     return _linear_recurrence(x, decay, x.new_zeros((x.shape[0], x.shape[2]), dtype=wide_dtype(x)))[0]
 
 
-@register_op(_fake_linear_recurrence, mutates=("recurrence_cache",))
+@register_op(_fake_linear_recurrence, mutates=("recurrence_cache",), cached_form_of="torch_linear_recurrence")
 def torch_cached_linear_recurrence(
     x: Tensor,
     decay: Tensor,

@@ -39,7 +39,7 @@ def torch_mlstm(q: Tensor, k: Tensor, v: Tensor, igate: Tensor, fgate: Tensor, e
     return _mlstm(q, k, v, igate, fgate, eps, torch.zeros(shape, dtype=wide_dtype(q), device=q.device))[0]
 
 
-@register_op(_fake_mlstm, mutates=("mlstm_cache",))
+@register_op(_fake_mlstm, mutates=("mlstm_cache",), cached_form_of="torch_mlstm")
 def torch_cached_mlstm(
     q: Tensor,
     k: Tensor,

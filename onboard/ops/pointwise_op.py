@@ -25,7 +25,7 @@ def empty_results(inputs: list[Tensor], program: str) -> list[Tensor]:
     return [inputs[0].new_empty(shape, dtype=dtype) for dtype in output_dtypes(parse_program(program))]
 
 
-@register_op(empty_results)
+@register_op(empty_results, inserted=True)
 def torch_pointwise(inputs: list[Tensor], program: str) -> list[Tensor]:
     """Apply a program in the dialect `ew` (`onboard.ops.pointwise`) to each element.
 

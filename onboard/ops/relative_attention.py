@@ -33,7 +33,7 @@ def distance_bias(relative: Tensor, distance: Tensor) -> Tensor:
     return by_head.gather(-1, at)
 
 
-@register_op(_fake, carries_state=True)
+@register_op(_fake, carries_state=True, attends=True)
 def torch_relative_attention(
     query: Tensor,
     key: Tensor,
@@ -60,7 +60,7 @@ def torch_relative_attention(
     return torch_attention(query, key, value, bias, 0.0, True, scale, sinks, sliding_window)
 
 
-@register_op(_fake, mutates=("k_cache", "v_cache"))
+@register_op(_fake, mutates=("k_cache", "v_cache"), cached_form_of="torch_relative_attention")
 def torch_cached_relative_attention(
     query: Tensor,
     key: Tensor,

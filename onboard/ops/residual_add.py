@@ -8,13 +8,18 @@ from onboard.ops.cached_attention import write_tokens
 from onboard.ops.library import register_op
 
 
-@register_op()
+@register_op(inserted=True)
 def torch_residual_add(hidden_states: Tensor, residual: Tensor) -> Tensor:
     """Add what a layer's last block gives to what went around it, [batch, sequence, hidden] each."""
     return hidden_states + residual
 
 
-@register_op(lambda hidden_states, residual, *_: hidden_states + residual, mutates=("hidden_cache",))
+@register_op(
+    lambda hidden_states, residual, *_: hidden_states + residual,
+    mutates=("hidden_cache",),
+    cached_form_of="torch_residual_add",
+    row_wise=True,
+)
 def torch_cached_residual_add(
     hidden_states: Tensor, residual: Tensor, slot_mapping: Tensor, hidden_cache: Tensor
 ) -> Tensor:

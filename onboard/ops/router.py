@@ -18,7 +18,7 @@ def fake_router(logits: Tensor, top_k: int, *_: object, **__: object) -> tuple[T
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int64)
 
 
-@register_op(fake_router)
+@register_op(fake_router, inserted=True)
 def torch_moe_router(
     logits: Tensor,
     top_k: int,

@@ -8,7 +8,7 @@ from torch import Tensor
 from onboard.ops.library import register_op
 
 
-@register_op(lambda position_ids, *_: torch.empty_like(position_ids))
+@register_op(lambda position_ids, *_: torch.empty_like(position_ids), inserted=True)
 def torch_shifted_positions(
     position_ids: Tensor, cu_seqlens: Tensor, state_slots: Tensor, mrope_delta_cache: Tensor
 ) -> Tensor:

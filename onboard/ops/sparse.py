@@ -26,7 +26,7 @@ def _fake_sparse_mla(
     return q_nope.new_empty((batch, length, heads, weight.shape[0] // heads - nope))
 
 
-@register_op(_fake_sparse_mla, carries_state=True)
+@register_op(_fake_sparse_mla, carries_state=True, attends=True)
 def torch_sparse_mla(
     q_nope: Tensor,
     q_pe: Tensor,

@@ -14,7 +14,7 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
-@register_op(_fake, carries_state=True)
+@register_op(_fake, carries_state=True, attends=True)
 def torch_sparse_attention(
     query: Tensor, key: Tensor, value: Tensor, indices: Tensor, scale: float | None = None
 ) -> Tensor:
@@ -31,7 +31,7 @@ def torch_sparse_attention(
     return torch_attention(query, key, value, chosen_keys(indices, key.shape[1]), 0.0, True, scale)
 
 
-@register_op(_fake, mutates=("k_cache", "v_cache"))
+@register_op(_fake, mutates=("k_cache", "v_cache"), cached_form_of="torch_sparse_attention")
 def torch_cached_sparse_attention(
     query: Tensor,
     key: Tensor,

@@ -26,7 +26,7 @@ def torch_token_shift(x: Tensor) -> Tensor:
     return _token_shift(torch.zeros_like(x[:, 0]), x)[0]
 
 
-@register_op(_fake_token_shift, mutates=("shift_cache",))
+@register_op(_fake_token_shift, mutates=("shift_cache",), cached_form_of="torch_token_shift")
 def torch_cached_token_shift(
     x: Tensor,
     cu_seqlens: Tensor,

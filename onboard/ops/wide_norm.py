@@ -9,7 +9,7 @@ from onboard.ops.library import register_op
 from onboard.ops.norm import torch_rmsnorm
 
 
-@register_op()
+@register_op(inserted=True)
 def torch_wide_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`torch_rmsnorm` of the input in float32, cast back behind the weight.
 
@@ -24,7 +24,7 @@ def torch_wide_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     return torch_rmsnorm(input.float(), weight.float(), eps).to(input.dtype, copy=True)
 
 
-@register_op()
+@register_op(inserted=True, adds_residual=True)
 def torch_fused_add_wide_rmsnorm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,7 @@ def torch_wkv(key: Tensor, value: Tensor, time_decay: Tensor, time_first: Tensor
     return _wkv(key, value, time_decay, time_first, state)[0]
 
 
-@register_op(_fake_wkv, mutates=("wkv_cache",))
+@register_op(_fake_wkv, mutates=("wkv_cache",), cached_form_of="torch_wkv")
 def torch_cached_wkv(
     key: Tensor,
     value: Tensor,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import re
 
-from onboard.ops import canonical_ops
+from onboard.ops import attention_ops, canonical_ops
 from onboard.review.checklist import Subject, contract, style
 from onboard.review.dataflow import Dataflow
 from onboard.review.python_source import Outcome, Source, definitions, dotted, forbid
 from onboard.review.written_out import Spot, written_out
 
 _OPS_OF_KIND = {
-    "attention": {op for op in canonical_ops() if re.search("attention(?!_repeat_kv)|mla", op)},
+    "attention": attention_ops(),
     "rmsnorm": {"torch_rmsnorm"},
     "layernorm": {"torch_layernorm"},
 }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -21,7 +20,6 @@ class BlockIndexerDescriptor(CachedOpDescriptor):
     """The choice of whole blocks of keys for sparse attention, with a small key of its own for each block."""
 
     source = torch.ops.onboard.torch_block_indexer
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_block_indexer"}
     num_tensors = 3
     metadata = METADATA_NAMES
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -22,10 +21,6 @@ class CausalConvDescriptor(CachedOpDescriptor):
     """A short convolution along the sequence."""
 
     source = torch.ops.onboard.torch_causal_conv1d
-    cached_names: ClassVar[Mapping[str, str]] = {
-        "torch": "torch_cached_causal_conv1d",
-        "triton": "triton_cached_causal_conv1d",
-    }
     num_tensors = 3
     metadata = STATE_METADATA_NAMES
 

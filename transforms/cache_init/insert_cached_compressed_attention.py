@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -20,7 +19,6 @@ class CompressedAttentionDescriptor(CachedOpDescriptor):
     """Attention to the tokens of a window and to entries that stand for blocks of tokens."""
 
     source = torch.ops.onboard.torch_compressed_attention
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_compressed_attention"}
     num_tensors = 4
     metadata = METADATA_NAMES
     has_second_table = True

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -19,10 +16,6 @@ class DeltaRuleDescriptor(StateDescriptor):
     """Linear attention with correction."""
 
     source = torch.ops.onboard.torch_delta_rule
-    cached_names: ClassVar[Mapping[str, str]] = {
-        "torch": "torch_cached_delta_rule",
-        "triton": "triton_cached_delta_rule",
-    }
     num_tensors = 4
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -20,7 +19,6 @@ class DynamicMaskAttentionDescriptor(CachedOpDescriptor):
     """Attention to the keys that have the largest bias of their own."""
 
     source = torch.ops.onboard.torch_dynamic_mask_attention
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_dynamic_mask_attention"}
     num_tensors = 4
     metadata = METADATA_NAMES
 

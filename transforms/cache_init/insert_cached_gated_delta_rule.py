@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -19,11 +16,6 @@ class GatedDeltaRuleDescriptor(StateDescriptor):
     """Linear attention with decay and correction."""
 
     source = torch.ops.onboard.torch_gated_delta_rule
-    cached_names: ClassVar[Mapping[str, str]] = {
-        "torch": "torch_cached_gated_delta_rule",
-        "triton": "triton_cached_gated_delta_rule",
-        "fla": "fla_cached_gated_delta_rule",
-    }
     num_tensors = 5
 
     def obstacle(self, backend: str, node: fx.Node) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -21,7 +20,6 @@ class GatedPoolDescriptor(CachedOpDescriptor):
     """An entry of each block of tokens, a mean that gates weigh."""
 
     source = torch.ops.onboard.torch_gated_pool
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_gated_pool"}
     num_tensors = 3
     metadata = METADATA_NAMES
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -19,7 +16,6 @@ class KDADescriptor(StateDescriptor):
     """Linear attention with a decay of each channel and correction."""
 
     source = torch.ops.onboard.torch_kda
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_kda"}
     num_tensors = 5
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -19,7 +16,6 @@ class LightningAttentionDescriptor(StateDescriptor):
     """Linear attention whose heads forget at constant rates."""
 
     source = torch.ops.onboard.torch_lightning_attention
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_lightning_attention"}
     num_tensors = 4
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:

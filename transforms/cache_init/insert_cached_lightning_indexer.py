@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -21,7 +20,6 @@ class LightningIndexerDescriptor(CachedOpDescriptor):
     """The choice of keys for sparse attention, with small keys of its own."""
 
     source = torch.ops.onboard.torch_lightning_indexer
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_lightning_indexer"}
     num_tensors = 3
     metadata = METADATA_NAMES
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -19,7 +16,6 @@ class LinearRecurrenceDescriptor(StateDescriptor):
     """The recurrence of RG-LRU."""
 
     source = torch.ops.onboard.torch_linear_recurrence
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_linear_recurrence"}
     num_tensors = 2
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -24,7 +23,6 @@ class MLADescriptor(CachedOpDescriptor):
     """Latent attention: one normalised latent and one rotated key a token, the same for all heads."""
 
     source = torch.ops.onboard.torch_mla
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_mla", "triton": "triton_cached_mla"}
     num_tensors = 5
     metadata = METADATA_NAMES
 

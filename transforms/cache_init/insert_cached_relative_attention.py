@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -20,7 +19,6 @@ class RelativeAttentionDescriptor(CachedOpDescriptor):
     """Attention to which each query brings a bias for each distance."""
 
     source = torch.ops.onboard.torch_relative_attention
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_relative_attention"}
     num_tensors = 4
     metadata = METADATA_NAMES
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -18,9 +18,13 @@ class ResidualAddDescriptor(CachedOpDescriptor):
     """The sum that ends a layer; the same operators serve it on every device."""
 
     source = torch.ops.onboard.torch_residual_add
-    cached_names: ClassVar[Mapping[str, str]] = dict.fromkeys(("torch", "triton"), "torch_cached_residual_add")
     num_tensors = 2
     metadata = ("slot_mapping",)
+
+    @property
+    def cached_names(self) -> Mapping[str, str]:
+        """Torch's operator for the kernels' back end, too."""
+        return dict.fromkeys(("torch", "triton"), super().cached_names["torch"])
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return one cache: the sum of each token, in its own dtype, where the token's keys lie.

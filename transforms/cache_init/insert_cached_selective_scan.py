@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -19,10 +16,6 @@ class SelectiveScanDescriptor(StateDescriptor):
     """Mamba's selective scan."""
 
     source = torch.ops.onboard.torch_selective_scan
-    cached_names: ClassVar[Mapping[str, str]] = {
-        "torch": "torch_cached_selective_scan",
-        "triton": "triton_cached_selective_scan",
-    }
     num_tensors = 8
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:

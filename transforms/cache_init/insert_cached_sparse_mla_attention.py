@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import fx
@@ -20,7 +19,6 @@ class SparseMLADescriptor(CachedOpDescriptor):
     """Latent attention to the keys that an indexer chose, or to those near the query."""
 
     source = torch.ops.onboard.torch_sparse_mla
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_sparse_mla"}
     num_tensors = 6
     metadata = METADATA_NAMES
 

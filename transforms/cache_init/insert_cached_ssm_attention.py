@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -14,6 +13,7 @@ from onboard.graph.cache_init.descriptor import StateDescriptor, tensor_argument
 from onboard.graph.cache_init.insert_cached import InsertCached, InsertCachedConfig
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import TransformInfo, register_transform
+from onboard.ops.library import forms_of
 from onboard.ops.ssm import wide_dtype
 
 
@@ -21,7 +21,6 @@ class SSMDescriptor(StateDescriptor):
     """Mamba 2's scan."""
 
     source = torch.ops.onboard.torch_ssm
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_ssm", "triton": "triton_cached_ssm"}
     num_tensors = 7
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
@@ -34,7 +33,10 @@ class SSMDescriptor(StateDescriptor):
 class ReplayedSSMDescriptor(SSMDescriptor):
     """The scan whose last step can be taken back, of up to `tokens` tokens."""
 
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_replayed_ssm", "triton": "triton_replayed_ssm"}
+    @property
+    def cached_names(self) -> Mapping[str, str]:
+        """The forms that replay."""
+        return forms_of("torch_replayed_ssm")
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens

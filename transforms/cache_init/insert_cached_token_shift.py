@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -18,7 +15,6 @@ class TokenShiftDescriptor(StateDescriptor):
     """Every token sees the one before it."""
 
     source = torch.ops.onboard.torch_token_shift
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_token_shift"}
     num_tensors = 1
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from torch import fx
 
@@ -19,7 +16,6 @@ class WKVDescriptor(StateDescriptor):
     """The average of values with weights that fade."""
 
     source = torch.ops.onboard.torch_wkv
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_wkv"}
     num_tensors = 4
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:

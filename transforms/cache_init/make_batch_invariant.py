@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import fx, nn
 from torch._ops import OpOverload
@@ -11,20 +13,15 @@ from onboard.graph.backends import triton_runs_on
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import op_name
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
-from onboard.ops.library import op_sources
+from onboard.ops.library import NOT_OURS, declared, op_sources
 
-_ROW_BY_ROW = {
+_MOVES = {
     "_to_copy", "arange", "cat", "clone", "contiguous", "embedding", "expand", "expand_as", "flatten", "full", "gather",
     "index", "index_select", "lift_fresh_copy", "narrow", "ones", "permute", "reshape", "select", "slice", "split",
     "split_with_sizes", "squeeze", "stack", "sym_size", "t", "to", "transpose", "unbind", "unflatten", "unsqueeze",
     "view", "zeros",
-    "gather_logits_before_lm_head", "torch_cached_residual_add", "torch_rope_cached", "torch_rope_with_complex_freqs",
-    "torch_rope_with_explicit_cos_sin", "torch_rope_with_qk_interleaving", "triton_fused_add_rmsnorm",
-    "triton_fused_add_wide_rmsnorm", "triton_l2norm", "triton_moe_router", "triton_norm_rope", "triton_rmsnorm",
-    "triton_rope_cached", "triton_rope_deinterleaved", "triton_rope_pairs", "triton_silu_and_mul",
-    "triton_wide_rmsnorm",
 }  # fmt: skip
-"""Operators that move numbers, or compute a token's from its own alone and in the same way for any number of tokens."""
+"""PyTorch's operators that move numbers and compute none; of our own ops it is declared which are row-wise."""
 
 
 @register_transform("make_batch_invariant")
@@ -45,7 +42,8 @@ class MakeBatchInvariant(BaseTransform[TransformConfig]):
                 hint="Leave it out, or run on a GPU with attn_backend triton",
             )
         calls = [node for node in gm.graph.nodes if node.op == "call_function"]
-        matches = sum(map(_replace, calls))
+        forms = {source.invariant_form_of: name for name, source in op_sources().items() if source.invariant_form_of}
+        matches = sum(_replace(node, forms) for node in calls)
         if others := sorted({str(node.target) for node in calls if not _is_invariant(node)}):
             raise OnboardError(
                 f"batch_invariant: the graph has {', '.join(others)}, whose results may depend on the batch",
@@ -55,12 +53,11 @@ class MakeBatchInvariant(BaseTransform[TransformConfig]):
         return gm, TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
 
 
-def _replace(node: fx.Node) -> bool:
+def _replace(node: fx.Node, forms: Mapping[str, str]) -> bool:
     """Put the invariant form of a node's operator in its place, if there is one."""
-    name = op_name(node).replace("triton_", "invariant_")
-    found = name.startswith("invariant_") and name in op_sources()
+    found = declared(node.target) is not NOT_OURS and op_name(node) in forms
     if found:
-        node.target = getattr(torch.ops.onboard, name).default
+        node.target = getattr(torch.ops.onboard, forms[op_name(node)]).default
     return found
 
 
@@ -68,6 +65,7 @@ def _is_invariant(node: fx.Node) -> bool:
     """Whether each of a node's rows is computed in the same way, whatever other rows there are."""
     if not isinstance(node.target, OpOverload):
         return getattr(node.target, "__module__", "") == "_operator"  # items of results, and sums of sizes
-    name = op_name(node)
-    pointwise = torch.Tag.pointwise in node.target.tags
-    return pointwise or name in _ROW_BY_ROW or name.startswith("invariant_")
+    own = declared(node.target)
+    if own is not NOT_OURS:
+        return own.row_wise or bool(own.invariant_form_of)
+    return torch.Tag.pointwise in node.target.tags or op_name(node) in _MOVES

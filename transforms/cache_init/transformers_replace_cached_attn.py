@@ -36,8 +36,8 @@ class HFReplaceCachedAttn(BaseTransform[HFReplaceCachedAttnConfig]):
             raise OnboardError("no attention layers are known", hint="Leave detect_hf_attn_layers enabled")
         if context.cache is None:
             context.cache = make_interface(context)
-        known = AttentionDescriptor.cached_names
-        op = AttentionDescriptor().cached_op(cached_backend(self.config.backend, known, context, self.key))
+        attention = AttentionDescriptor()
+        op = attention.cached_op(cached_backend(self.config.backend, attention.cached_names, context, self.key))
         names = [_add_caches(index, context) for index in range(len(context.attention))]
         model = CachedTransformersModel(gm, context.attention, names, op)
         return model, TransformInfo(num_matches=len(names), is_clean=True, has_valid_shapes=True)

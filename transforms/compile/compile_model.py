@@ -18,8 +18,9 @@ from onboard.graph.compile.pieces import CannotSplitError
 from onboard.graph.compile.piecewise import PiecewiseGraph, token_buckets
 from onboard.graph.compile.streams import in_one_stream
 from onboard.graph.context import TransformContext
-from onboard.graph.fx import graph_modules, nodes_of
+from onboard.graph.fx import graph_modules
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.ops.library import declared
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Backend = Literal["auto", "torch-simple", "torch-compile", "torch-cudagraph", "torch-opt"]
@@ -155,6 +156,7 @@ def _obstacle_to_capture(gm: nn.Module, context: TransformContext) -> str:
     """Return why decode steps cannot become CUDA graphs, "" when they can; a failed capture spoils the process."""
     if context.device.type != "cuda":
         return f"they need a GPU, not {context.device}"
-    if any(nodes_of(graph, torch.ops.onboard.torch_cached_attention) for _, graph in graph_modules(gm)):
-        return "torch_cached_attention reads lengths on the host (attn_backend triton does not)"
+    nodes = (node for _, graph in graph_modules(gm) for node in graph.graph.nodes)
+    if obstacle := next((text for node in nodes if (text := declared(node.target).no_capture)), ""):
+        return obstacle
     return "" if context.cache is not None else "the graph has no cache"

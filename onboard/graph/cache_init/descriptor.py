@@ -21,16 +21,14 @@ from onboard.config import suggest
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.backends import kernel_obstacle
 from onboard.graph.fx import arguments, is_op, replace_with
-from onboard.ops.library import op_sources
+from onboard.ops.library import cached_forms, op_sources
 
 
 class CachedOpDescriptor(ABC):
     """One mechanism that keeps state from step to step."""
 
     source: ClassVar[Any]
-    """The canonical operator (a packet of `torch.ops.onboard`)."""
-    cached_names: ClassVar[Mapping[str, str]]
-    """Back end -> name of the cached operator in `torch.ops.onboard`."""
+    """The canonical operator (a packet of `torch.ops.onboard`); which ops are its cached form is declared there."""
     num_tensors: ClassVar[int]
     """Leading tensor arguments that the source and the cached operator share."""
     metadata: ClassVar[tuple[str, ...]]
@@ -38,15 +36,18 @@ class CachedOpDescriptor(ABC):
     has_second_table: ClassVar[bool] = False
     """The last cache may see farther back than the first: where its pages lie follows, a block table and slots."""
 
+    @property
+    def cached_names(self) -> Mapping[str, str]:
+        """Back end -> name of the cached operator in `torch.ops.onboard`, of those that ship."""
+        names = cached_forms(self.source.__name__)
+        return {backend: name for backend, name in names.items() if op_sources()[name].ships}
+
     def cached_op(self, backend: str) -> OpOverload:
         """Return a back end's cached operator."""
         name = self._cached_name(backend)
         if name is None:
             raise UsageError(f"there is no attention back end {backend!r}", hint=suggest(backend, self.cached_names))
-        packet = getattr(torch.ops.onboard, name, None)
-        if packet is None:
-            raise OnboardError(f"the attention back end {backend!r} is not available here", hint="Use 'torch'")
-        overload: OpOverload = packet.default
+        overload: OpOverload = getattr(torch.ops.onboard, name).default
         return overload
 
     def _cached_name(self, backend: str) -> str | None:
@@ -95,7 +96,6 @@ class AttentionDescriptor(CachedOpDescriptor):
     """Softmax attention with a paged cache of keys and values."""
 
     source = torch.ops.onboard.torch_attention
-    cached_names: ClassVar[Mapping[str, str]] = {"torch": "torch_cached_attention", "triton": "triton_cached_attention"}
     num_tensors = 3
     metadata = METADATA_NAMES
 

@@ -13,21 +13,14 @@ import torch
 from torch import fx
 
 from onboard.errors import OnboardError
-from onboard.graph.fx import add_placeholder, arguments, copy_graphs, nodes_of, op_name
+from onboard.graph.fx import add_placeholder, arguments, copy_graphs, nodes_of
 from onboard.graph.pattern_matcher.layer_ends import members, results
+from onboard.ops.library import cached_forms, declared
 
 EMBEDS, COS, SIN, BLOCKS = "given_embeds", "given_cos", "given_sin", "attention_blocks"
 GIVEN, TURNED = "is_given", "has_tables"
 """Inputs of such a graph: rows [1, tokens, size], blocks [tokens] int32, and of which tokens the embeddings, or cos and
 sin, count, [1, tokens] bool."""
-_SUMS = (
-    "torch_fused_add_rmsnorm",
-    "torch_fused_add_wide_rmsnorm",
-    "triton_fused_add_rmsnorm",
-    "triton_fused_add_wide_rmsnorm",
-)
-"""Ops of what is added, the residual and a norm's arguments, which give the norm and the sum."""
-_ATTENTION = ("torch_cached_attention", "triton_cached_attention")
 
 
 def name_of_added(layer: str) -> str:
@@ -78,22 +71,17 @@ def _traced_in(node: fx.Node) -> str | None:
     return next(reversed(stack.values()))[0] if stack and node.op == "call_function" else None
 
 
-def _calls(gm: fx.GraphModule, names: Sequence[str]) -> list[fx.Node]:
-    """Return the calls of our own ops of these names, as far as they are there."""
-    own = torch.ops.onboard
-    return nodes_of(gm, *(getattr(own, name) for name in names if hasattr(own, name)))
-
-
 def _tables(gm: fx.GraphModule) -> tuple[fx.Node, fx.Node]:
     """Return the cos and the sin that all rotations read, whichever of our own ops they are."""
-    rotations = [arguments(node) for node in gm.graph.nodes if "_rope_" in f"{op_name(node)}_"]
-    found = {(values["cos"], values["sin"]) for values in rotations if "cos" in values}
+    tables = ((node, declared(node.target).rotary) for node in gm.graph.nodes)
+    found = {tuple(arguments(node)[name] for name in names) for node, names in tables if len(names) == 2}
     if len(found) != 1:
         raise OnboardError(
             f"positions along several axes need one rotary table, and the graph has {len(found)}",
             hint="This model runs with text alone",
         )
-    return found.pop()
+    cos, sin = found.pop()
+    return cos, sin
 
 
 def _choose(gm: fx.GraphModule, node: fx.Node, name: str, which: str) -> None:
@@ -112,7 +100,7 @@ def _add_behind(gm: fx.GraphModule, layer: str) -> None:
     """Add rows to what comes out of a layer, after its own last sum as the composite does."""
     own, read = members(gm, layer), results(gm, layer)
     readers = {user for node in read for user in node.users if user not in own}
-    if len(readers) == 1 and op_name(pair := next(iter(readers))) in _SUMS:
+    if len(readers) == 1 and declared((pair := next(iter(readers))).target).adds_residual:
         _add_to_pair(gm, pair, layer)
     elif len(read) == 1:
         _add_to(gm, read[0], layer)
@@ -147,14 +135,13 @@ def _rows(gm: fx.GraphModule, node: fx.Node, name: str) -> fx.Node:
 
 def _attend_in_blocks(gm: fx.GraphModule) -> None:
     """Replace cached attention by the one that knows blocks, of the same arguments and one more."""
-    for node in _calls(gm, _ATTENTION):
+    own = torch.ops.onboard
+    for node in nodes_of(gm, *(getattr(own, name) for name in cached_forms("torch_attention").values())):
         query = node.args[0]
         assert isinstance(query, fx.Node)
         blocks = add_placeholder(gm, BLOCKS, torch.empty(7, dtype=torch.int32, device=query.meta["val"].device))
         with gm.graph.inserting_before(node):
-            new = gm.graph.call_function(
-                torch.ops.onboard.torch_cached_block_attention.default, (blocks, *node.args), node.kwargs
-            )
+            new = gm.graph.call_function(own.torch_cached_block_attention.default, (blocks, *node.args), node.kwargs)
         new.meta.update(node.meta)
         node.replace_all_uses_with(new)
         gm.graph.erase_node(node)

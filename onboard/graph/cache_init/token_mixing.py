@@ -24,9 +24,9 @@ from torch._ops import OpOverload
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from onboard.graph.fx import ancestors, attribute, is_op, op_name, placeholders, writes
+from onboard.graph.fx import ancestors, attribute, is_op, placeholders, writes
 from onboard.graph.pattern_matcher.patterns import aten
-from onboard.ops.library import op_sources
+from onboard.ops.library import declared
 from onboard.verify.limits import TOKEN_ALONE, TOKEN_ALONE_ROUNDED
 
 _ROW, _PIECE = 9, 3
@@ -227,8 +227,7 @@ def _counts(node: fx.Node) -> bool:
 def _is_cut(node: fx.Node) -> bool:
     """Whether an operator is known to treat each token by itself, or has a cache for what it does not."""
     if isinstance(node.target, OpOverload) and node.target.namespace == "onboard":
-        source = op_sources().get(op_name(node))
-        if source is None or not source.ships:
+        if not declared(node.target).ships:
             return writes(node)  # nobody knows what an extension's does
         return not is_op(node, torch.ops.onboard.gather_logits_before_lm_head)
     if not is_op(node, aten.linear, aten.embedding):

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from onboard.graph.fx import nodes_of, placeholders, writes
-from onboard.ops.library import plain_function
+from onboard.graph.fx import placeholders, writes
+from onboard.ops.library import declared, plain_function
 
 TOKEN_INPUTS = ("input_ids", "position_ids")
 """Inputs [1, tokens] of which each row concerns one token; zeros are valid."""
@@ -79,8 +79,8 @@ def split(gm: fx.GraphModule, call: Callable[[Callable[..., Any], int], Any], to
         CannotSplitError: a size that depends on the tokens would be needed outside a captured segment, or nothing is
             left to capture.
     """
-    if nodes_of(gm, torch.ops.onboard.torch_moe):
-        raise CannotSplitError("torch_moe computes every expert for every token where it is captured")
+    if obstacle := next((text for node in gm.graph.nodes if (text := declared(node.target).no_pieces)), ""):
+        raise CannotSplitError(obstacle)
     seen = [_values(gm, call, count) for count in tokens]
     rows = {name: found for name in seen[0] if (found := _rows(seen[0][name], seen[1][name], tokens))}
     eager = _eager(gm, rows)

@@ -22,6 +22,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from onboard.graph.fx import arguments, call, is_op, nodes_of, op_name, writes
+from onboard.ops.library import declared
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def cone(roots: Iterable[fx.Node], fork: fx.Node) -> set[fx.Node]:
 def sources(node: fx.Node) -> list[fx.Node]:
     """Return the nodes that a node is computed from; of a rotated query or key, the one that was rotated."""
     rotation = node.args[0] if is_op(node, operator.getitem) else None
-    if not isinstance(rotation, fx.Node) or "_rope_" not in f"{op_name(rotation)}_":
+    if not isinstance(rotation, fx.Node) or not declared(rotation.target).rotary:
         return node.all_input_nodes
     rotated = list(arguments(rotation).values())[:2]
     own = rotated[int(node.args[1])]  # type: ignore[arg-type]

@@ -140,7 +140,12 @@ def triton_cached_attention(
     )  # fmt: skip
 
 
-@register_op(fake_cached_attention, mutates=("k_cache", "v_cache"), schema=schema_of("triton_cached_attention"))
+@register_op(
+    fake_cached_attention,
+    mutates=("k_cache", "v_cache"),
+    schema=schema_of("triton_cached_attention"),
+    invariant_form_of="triton_cached_attention",
+)
 def invariant_cached_attention(*arguments: Any) -> Tensor:
     """`triton_cached_attention` whose rows are the same, bit for bit, in every step: alone, with others, in chunks.
 

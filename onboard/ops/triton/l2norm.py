@@ -35,7 +35,7 @@ def _fake_l2norm(input: Tensor, eps: float) -> Tensor:
     return input.new_empty(input.shape)
 
 
-@register_op(_fake_l2norm)
+@register_op(_fake_l2norm, row_wise=True)
 def triton_l2norm(input: Tensor, eps: float) -> Tensor:
     """`torch_l2norm` as one kernel."""
     require_device(input)

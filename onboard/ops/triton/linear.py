@@ -173,7 +173,7 @@ def _as_rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 
-@register_op(fake_fused_linear)
+@register_op(fake_fused_linear, invariant_form_of="triton_fused_linear")
 def invariant_fused_linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
     norm_weight: Tensor | None = None, eps: float = 0.0, activation: str = "",

@@ -130,7 +130,7 @@ def triton_moe_fused(
     )  # fmt: skip
 
 
-@register_op(fake_moe, schema=schema_of("triton_moe_fused"))
+@register_op(fake_moe, schema=schema_of("triton_moe_fused"), invariant_form_of="triton_moe_fused")
 def invariant_moe_fused(*arguments: Any) -> Tensor:
     """`triton_moe_fused` whose rows are the same, bit for bit, whatever other rows there are."""
     return _fused(True, *arguments)

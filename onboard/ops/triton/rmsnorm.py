@@ -98,7 +98,7 @@ def _fake_fused_add_rmsnorm(
     return total.new_empty(x.shape, dtype=torch.promote_types(dtype or total.dtype, weight.dtype)), total
 
 
-@register_op(_fake_rmsnorm)
+@register_op(_fake_rmsnorm, row_wise=True)
 def triton_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`torch_rmsnorm` as one kernel."""
     out = _fake_rmsnorm(input, weight, eps)
@@ -106,7 +106,7 @@ def triton_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-@register_op(_fake_fused_add_rmsnorm)
+@register_op(_fake_fused_add_rmsnorm, adds_residual=True, row_wise=True)
 def triton_fused_add_rmsnorm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:

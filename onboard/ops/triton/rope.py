@@ -165,13 +165,13 @@ def _turn(
     return q_out, k_out
 
 
-@register_op(_fake_rope_cached)
+@register_op(_fake_rope_cached, rotary=("cos", "sin"), row_wise=True)
 def triton_rope_cached(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """`torch_rope_cached` as one kernel, in float32."""
     return _turn(q, k, last_contiguous(cos), last_contiguous(sin), cos.shape[-1])
 
 
-@register_op(_fake_norm_rope)
+@register_op(_fake_norm_rope, rotary=("cos", "sin"), row_wise=True)
 def triton_norm_rope(
     q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -180,13 +180,13 @@ def triton_norm_rope(
     return _turn(q, k, last_contiguous(cos), last_contiguous(sin), cos.shape[-1], weights, eps)
 
 
-@register_op(_fake_rope_cached)
+@register_op(_fake_rope_cached, rotary=("cos", "sin"), row_wise=True)
 def triton_rope_deinterleaved(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """`torch_rope_deinterleaved` as one kernel, in float32."""
     return _turn(q, k, last_contiguous(cos), last_contiguous(sin), cos.shape[-1], pairs=True)
 
 
-@register_op(_fake_rope_pairs)
+@register_op(_fake_rope_pairs, rotary=("freqs_cis",), row_wise=True)
 def triton_rope_pairs(q: Tensor, k: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
     """`torch_rope_pairs` as one kernel, for freqs_cis of complex64."""
     parts = torch.view_as_real(last_contiguous(freqs_cis.resolve_conj()))

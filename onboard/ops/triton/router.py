@@ -86,7 +86,7 @@ def router_kernel(
     tl.store(experts_ptr + token * TOP + slot, experts, mask=slot < TOP)
 
 
-@register_op(fake_router)
+@register_op(fake_router, row_wise=True)
 def triton_moe_router(
     logits: Tensor,
     top_k: int,

@@ -48,7 +48,7 @@ def _fake_silu_and_mul(x: Tensor, activation: str = "silu") -> Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
 
-@register_op(_fake_silu_and_mul)
+@register_op(_fake_silu_and_mul, row_wise=True)
 def triton_silu_and_mul(x: Tensor, activation: str = "silu") -> Tensor:
     """`torch_silu_and_mul` as one kernel, in float32, for the activations of `KERNEL_ACTIVATIONS`.
 

@@ -20,7 +20,7 @@ def _fake_fused_add_wide_rmsnorm(
     return total.new_empty(x.shape, dtype=dtype or total.dtype), total
 
 
-@register_op(lambda input, weight, eps: _like(input))
+@register_op(lambda input, weight, eps: _like(input), row_wise=True)
 def triton_wide_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`torch_wide_rmsnorm` as one kernel."""
     out = _like(input)
@@ -28,7 +28,7 @@ def triton_wide_rmsnorm(input: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-@register_op(_fake_fused_add_wide_rmsnorm)
+@register_op(_fake_fused_add_wide_rmsnorm, adds_residual=True, row_wise=True)
 def triton_fused_add_wide_rmsnorm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:

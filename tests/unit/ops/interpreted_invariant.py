@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from naive import relative_error
 from torch import Tensor
 
 import onboard.ops  # noqa: F401
+from onboard.ops.library import op_sources
 from onboard.ops.triton.linear import choose_invariant_tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -100,6 +104,55 @@ def attend(tensors: list[Tensor], steps: list[dict[int, int]], **options: object
             done[sequence] = span[1]
     assert done == [90, 70]
     return out
+
+
+def _pairs(*rows: Tensor) -> Callable[[str, slice], Tensor]:
+    def run(name: str, part: slice) -> Tensor:
+        results = getattr(ops, name)(*(each[:, part] for each in rows[:2]), *_fixed(name, rows[2:], part))
+        return torch.cat([each.flatten(2) for each in results], dim=-1)
+
+    return run
+
+
+def _fixed(name: str, tables: tuple[Tensor, ...], part: slice) -> list[object]:
+    """What follows q and k: weights of norms, then the tables' rows."""
+    norms = [torch.ones(16, device=DEVICE).bfloat16()] * 2 + [1e-6] if "norm" in name else []
+    return [*norms, *(each[:, part] for each in tables)]
+
+
+def _row_wise_kernels() -> dict[str, Callable[[slice], Tensor]]:
+    x, y, weight, q, k = randn(1, 7, 64), randn(1, 7, 64), randn(64), randn(1, 7, 4, 16), randn(1, 7, 2, 16)
+    angles = torch.randn(1, 7, 16, device=DEVICE)
+    tables = angles.cos().bfloat16(), angles.sin().bfloat16()
+    freqs = torch.polar(torch.ones_like(angles), angles)[..., :8]
+    turned = {name: _pairs(q, k, *tables) for name in ("rope_cached", "norm_rope", "rope_deinterleaved")}
+    turned["rope_pairs"] = _pairs(q, k, freqs)
+    norms = {
+        name: lambda name, part: getattr(ops, name)(x[:, part], weight, 1e-6) for name in ("rmsnorm", "wide_rmsnorm")
+    }
+    sums = {
+        name: lambda name, part: torch.cat(getattr(ops, name)(x[:, part], y[:, part], weight, 1e-6), dim=-1)
+        for name in ("fused_add_rmsnorm", "fused_add_wide_rmsnorm")
+    }
+    others: dict[str, Callable[[str, slice], Tensor]] = {
+        "l2norm": lambda name, part: getattr(ops, name)(x[:, part], 1e-6),
+        "silu_and_mul": lambda name, part: getattr(ops, name)(x[:, part]),
+        "moe_router": lambda name, part: torch.cat(
+            [each.double() for each in getattr(ops, name)(x[0, part].float(), 4, True, "softmax")], dim=-1
+        )[None],
+    }
+    made = {**turned, **norms, **sums, **others}
+    return {f"triton_{name}": partial(run, f"triton_{name}") for name, run in made.items()}
+
+
+def test_what_is_declared_to_be_row_wise_computes_a_row_alike_in_any_company() -> None:
+    made = _row_wise_kernels()
+    kernels = {name for name, source in op_sources().items() if name.startswith("triton_") and source.row_wise}
+    assert made.keys() == kernels
+    for name, run in made.items():
+        whole = run(slice(0, 7))
+        for first, last in ((0, 1), (6, 7), (2, 5)):
+            assert torch.equal(run(slice(first, last)), whole[:, first:last]), name
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 21, "logit_cap": 5.0, "sinks": randn(4)}])

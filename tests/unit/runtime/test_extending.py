@@ -21,6 +21,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.graph_cache import key_parts
 from onboard.graph.pipeline import Pipeline, load_pipeline, pipeline_for
 from onboard.graph.transform import BaseTransform, Stages, TransformConfig, TransformInfo
+from onboard.ops.library import declared
 from onboard.runtime.build import make_context
 from onboard.runtime.engine import Engine
 from tests.unit.runtime.tiny import Tiny
@@ -121,6 +122,14 @@ def test_a_file_runs_as_it_is_written(tmp_path: Path) -> None:
     (file,) = find_extensions(tmp_path)
     load(file)
     assert sys.modules[file.module].plain.__annotations__ == {"x": int}, "not text, as under a __future__ of ours"
+
+
+def test_an_op_of_a_root_declares_what_shipped_ones_do(tmp_path: Path) -> None:
+    text = FILES[OP].replace("exact_rmsnorm", "declared_rmsnorm").replace("register_op()", "register_op(row_wise=True)")
+    write(tmp_path, {OP: text})
+    (file,) = find_extensions(tmp_path)
+    load(file)
+    assert declared(torch.ops.onboard.declared_rmsnorm.default).row_wise
 
 
 def order_of(root: Path, *keys: str, **overrides: dict[str, object]) -> list[str]:

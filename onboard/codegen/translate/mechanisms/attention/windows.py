@@ -22,11 +22,11 @@ from onboard.codegen.translate.language.values import NONE, Code, Mask, Value
 from onboard.codegen.translate.mechanisms.attention.causal import filled
 from onboard.codegen.translate.mechanisms.attention.scores import Scores
 from onboard.hf.architecture import text_config
+from onboard.ops import attention_ops
 
 _LENGTH = 4
 _SLIDING = "sliding_attention"
 _OPS = "torch.ops.onboard"
-_ATTENTION = ("torch_attention", "torch_mla", "torch_sparse_mla")
 
 
 def note(obj: object, frame: Frame) -> None:
@@ -145,7 +145,7 @@ def _calls(translator: Program) -> list[ast.Call]:
 def _attends(call: ast.Call) -> bool:
     """Whether a canonical op is called that is attention."""
     func = call.func
-    return isinstance(func, ast.Attribute) and ast.unparse(func.value) == _OPS and func.attr in _ATTENTION
+    return isinstance(func, ast.Attribute) and ast.unparse(func.value) == _OPS and func.attr in attention_ops()
 
 
 def _has_window(call: ast.Call) -> bool:
