@@ -1,69 +1,69 @@
 """Canonical ops (`torch.ops.onboard.torch_*`) and the back ends that replace them. Importing this registers them all.
 
-| op | file |
+| file | ops |
 |---|---|
-| `torch_attention`, `torch_attention_sdpa`, `torch_attention_repeat_kv` | `attention.py` |
-| `torch_rope_with_explicit_cos_sin`, `torch_rope_with_complex_freqs`, `torch_rope_with_qk_interleaving` | `rope.py` |
-| `torch_rmsnorm`, `torch_l2norm`, `torch_layernorm` | `norm.py` |
-| `torch_linear_simple`, `torch_swiglu_mlp` | `linear.py` |
-| `torch_mla` | `mla.py` |
-| `torch_sparse_mla` | `sparse.py` |
-| `torch_dynamic_mask_attention`, `torch_cached_dynamic_mask_attention` | `dynamic_mask.py` |
-| `torch_relative_attention`, `torch_cached_relative_attention` | `relative_attention.py` |
-| `torch_lightning_indexer` | `indexer.py` |
-| `torch_block_indexer`, `torch_cached_block_indexer` | `block_indexer.py` |
-| `torch_sparse_attention`, `torch_cached_sparse_attention` | `sparse_attention.py` |
-| `torch_gated_pool`, `torch_cached_gated_pool` | `gated_pool.py` |
-| `torch_compressed_attention`, `torch_cached_compressed_attention` | `compressed_attention.py` |
-| `torch_causal_conv1d` | `causal_conv.py` |
-| `torch_ssm`, `torch_selective_scan`, `torch_rmsnorm_gated` | `ssm.py` |
-| `torch_gated_delta_rule`, `torch_delta_rule` | `delta_rule.py` |
-| `torch_kda`, `torch_cached_kda` | `kda.py` |
-| `torch_lightning_attention`, `torch_cached_lightning_attention` | `lightning.py` |
-| `torch_linear_recurrence`, `torch_cached_linear_recurrence` | `linear_recurrence.py` |
-| `torch_mlstm`, `torch_cached_mlstm` | `mlstm.py` |
-| `torch_token_shift`, `torch_cached_token_shift` | `token_shift.py` |
-| `torch_wkv`, `torch_cached_wkv` | `wkv.py` |
-| `torch_moe` | `moe.py` |
-| `torch_residual_add`, `torch_cached_residual_add` | `residual_add.py` |
-| `torch_shifted_positions` | `shifted_positions.py` |
-| `gather_logits_before_lm_head` | `gather.py` |
-| `torch_cached_attention` | `cached_attention.py` |
-| `torch_cached_block_attention` | `block_attention.py` |
-| `torch_cached_mla` | `cached_mla.py` |
-| `torch_cached_sparse_mla` | `cached_sparse.py` |
-| `torch_cached_lightning_indexer` | `cached_indexer.py` |
-| `torch_cached_causal_conv1d` | `cached_causal_conv.py` |
-| `torch_cached_ssm`, `torch_cached_selective_scan` | `cached_ssm.py` |
-| `torch_replayed_ssm` | `replayed_ssm.py` |
-| `torch_cached_gated_delta_rule`, `torch_cached_delta_rule` | `cached_delta_rule.py` |
-| `fla_cached_gated_delta_rule` | `fla_delta_rule.py` |
-| `torch_fused_add_rmsnorm`, `torch_silu_and_mul`, `torch_fused_swiglu_mlp`, `torch_fused_linear` | `fused.py` |
-| `torch_rope_cached`, `torch_norm_rope`, `torch_rope_deinterleaved`, `torch_rope_pairs` | `fused_rope.py` |
-| `torch_fused_gdn_gating` | `fused_gdn_gating.py` |
-| `torch_fused_rmsnorm_gated` | `fused_gated_norm.py` |
-| `torch_wide_rmsnorm`, `torch_fused_add_wide_rmsnorm` | `wide_norm.py` |
-| `torch_moe_fused` | `fused_moe.py` |
-| `torch_moe_router` | `router.py` |
-| `torch_pointwise` | `pointwise_op.py` |
-| `triton_cached_attention`, `invariant_cached_attention` | `triton/cached_attention.py` |
-| `triton_cached_mla` | `triton/cached_mla.py` |
-| `triton_cached_causal_conv1d` | `triton/cached_causal_conv.py` |
-| `triton_cached_ssm`, `triton_cached_selective_scan` | `triton/cached_ssm.py` |
-| `triton_replayed_ssm` | `triton/replayed_ssm.py` |
-| `triton_cached_gated_delta_rule`, `triton_cached_delta_rule` | `triton/cached_delta_rule.py` |
-| `triton_rmsnorm`, `triton_fused_add_rmsnorm` | `triton/rmsnorm.py` |
-| `triton_wide_rmsnorm`, `triton_fused_add_wide_rmsnorm` | `triton/wide_norm.py` |
-| `triton_silu_and_mul` | `triton/silu_mul.py` |
-| `triton_rope_cached`, `triton_norm_rope`, `triton_rope_deinterleaved`, `triton_rope_pairs` | `triton/rope.py` |
-| `triton_l2norm` | `triton/l2norm.py` |
-| `triton_fused_gdn_gating` | `triton/gdn_gating.py` |
-| `triton_fused_swiglu_mlp` | `triton/swiglu.py` |
-| `triton_fused_rmsnorm_gated` | `triton/rmsnorm_gated.py` |
-| `triton_moe_fused`, `invariant_moe_fused` | `triton/moe.py` |
-| `triton_moe_router` | `triton/router.py` |
-| `triton_pointwise` | `triton/pointwise.py` |
-| `triton_fused_linear`, `invariant_fused_linear` | `triton/linear.py` |
+| `attention.py` | `torch_attention`, `torch_attention_repeat_kv`, `torch_attention_sdpa` |
+| `block_attention.py` | `torch_cached_block_attention` |
+| `block_indexer.py` | `torch_block_indexer`, `torch_cached_block_indexer` |
+| `cached_attention.py` | `torch_cached_attention` |
+| `cached_causal_conv.py` | `torch_cached_causal_conv1d` |
+| `cached_delta_rule.py` | `torch_cached_delta_rule`, `torch_cached_gated_delta_rule` |
+| `cached_indexer.py` | `torch_cached_lightning_indexer` |
+| `cached_mla.py` | `torch_cached_mla` |
+| `cached_sparse.py` | `torch_cached_sparse_mla` |
+| `cached_ssm.py` | `torch_cached_selective_scan`, `torch_cached_ssm` |
+| `causal_conv.py` | `torch_causal_conv1d` |
+| `compressed_attention.py` | `torch_cached_compressed_attention`, `torch_compressed_attention` |
+| `delta_rule.py` | `torch_delta_rule`, `torch_gated_delta_rule` |
+| `dynamic_mask.py` | `torch_cached_dynamic_mask_attention`, `torch_dynamic_mask_attention` |
+| `fla_delta_rule.py` | `fla_cached_gated_delta_rule` |
+| `fused.py` | `torch_fused_add_rmsnorm`, `torch_fused_linear`, `torch_fused_swiglu_mlp`, `torch_silu_and_mul` |
+| `fused_gated_norm.py` | `torch_fused_rmsnorm_gated` |
+| `fused_gdn_gating.py` | `torch_fused_gdn_gating` |
+| `fused_moe.py` | `torch_moe_fused` |
+| `fused_rope.py` | `torch_norm_rope`, `torch_rope_cached`, `torch_rope_deinterleaved`, `torch_rope_pairs` |
+| `gated_pool.py` | `torch_cached_gated_pool`, `torch_gated_pool` |
+| `gather.py` | `gather_logits_before_lm_head` |
+| `indexer.py` | `torch_lightning_indexer` |
+| `kda.py` | `torch_cached_kda`, `torch_kda` |
+| `lightning.py` | `torch_cached_lightning_attention`, `torch_lightning_attention` |
+| `linear.py` | `torch_linear_simple`, `torch_swiglu_mlp` |
+| `linear_recurrence.py` | `torch_cached_linear_recurrence`, `torch_linear_recurrence` |
+| `mla.py` | `torch_mla` |
+| `mlstm.py` | `torch_cached_mlstm`, `torch_mlstm` |
+| `moe.py` | `torch_moe` |
+| `norm.py` | `torch_l2norm`, `torch_layernorm`, `torch_rmsnorm` |
+| `pointwise_op.py` | `torch_pointwise` |
+| `relative_attention.py` | `torch_cached_relative_attention`, `torch_relative_attention` |
+| `replayed_ssm.py` | `torch_replayed_ssm` |
+| `residual_add.py` | `torch_cached_residual_add`, `torch_residual_add` |
+| `rope.py` | `torch_rope_with_complex_freqs`, `torch_rope_with_explicit_cos_sin`, `torch_rope_with_qk_interleaving` |
+| `router.py` | `torch_moe_router` |
+| `shifted_positions.py` | `torch_shifted_positions` |
+| `sparse.py` | `torch_sparse_mla` |
+| `sparse_attention.py` | `torch_cached_sparse_attention`, `torch_sparse_attention` |
+| `ssm.py` | `torch_rmsnorm_gated`, `torch_selective_scan`, `torch_ssm` |
+| `token_shift.py` | `torch_cached_token_shift`, `torch_token_shift` |
+| `triton/cached_attention.py` | `invariant_cached_attention`, `triton_cached_attention` |
+| `triton/cached_causal_conv.py` | `triton_cached_causal_conv1d` |
+| `triton/cached_delta_rule.py` | `triton_cached_delta_rule`, `triton_cached_gated_delta_rule` |
+| `triton/cached_mla.py` | `triton_cached_mla` |
+| `triton/cached_ssm.py` | `triton_cached_selective_scan`, `triton_cached_ssm` |
+| `triton/gdn_gating.py` | `triton_fused_gdn_gating` |
+| `triton/l2norm.py` | `triton_l2norm` |
+| `triton/linear.py` | `invariant_fused_linear`, `triton_fused_linear` |
+| `triton/moe.py` | `invariant_moe_fused`, `triton_moe_fused` |
+| `triton/pointwise.py` | `triton_pointwise` |
+| `triton/replayed_ssm.py` | `triton_replayed_ssm` |
+| `triton/rmsnorm.py` | `triton_fused_add_rmsnorm`, `triton_rmsnorm` |
+| `triton/rmsnorm_gated.py` | `triton_fused_rmsnorm_gated` |
+| `triton/rope.py` | `triton_norm_rope`, `triton_rope_cached`, `triton_rope_deinterleaved`, `triton_rope_pairs` |
+| `triton/router.py` | `triton_moe_router` |
+| `triton/silu_mul.py` | `triton_silu_and_mul` |
+| `triton/swiglu.py` | `triton_fused_swiglu_mlp` |
+| `triton/wide_norm.py` | `triton_fused_add_wide_rmsnorm`, `triton_wide_rmsnorm` |
+| `wide_norm.py` | `torch_fused_add_wide_rmsnorm`, `torch_wide_rmsnorm` |
+| `wkv.py` | `torch_cached_wkv`, `torch_wkv` |
 
 A `torch_*` op is the reference: it runs anywhere and says what the op means. The `triton_*` op of the same name has the
 same arguments; it is there when the package triton is (`has_triton`), and needs a CUDA device, or Triton's interpreter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,11 @@ def test_the_page_has_every_field_and_code() -> None:
         assert f"| {code} | {meaning} |" in DOCS
     for kind in OnboardError.__subclasses__():
         assert kind.exit_code in EXIT_CODES
+
+
+def test_the_tables_of_ops_are_what_is_registered() -> None:
+    script = Path(__file__).resolve().parents[2] / "scripts" / "op_tables.py"
+    stale = [
+        path.name for path, text in runpy.run_path(str(script))["written"]().items() if path.read_text("utf-8") != text
+    ]
+    assert stale == [], "python scripts/op_tables.py"

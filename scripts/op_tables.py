@@ -1,0 +1,123 @@
+"""The tables of ops in docs/architecture.md and in the docstring of onboard/ops, written from the registrations.
+
+`python scripts/op_tables.py` writes them anew; a test says when that has to be done.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+import onboard.ops  # noqa: F401  (registers)
+from onboard.ops import canonical_ops
+from onboard.ops.library import forms_of, op_sources
+
+ROOT = Path(__file__).resolve().parents[1]
+_MARK = r"(<!-- {0} -->\n).*?(<!-- end -->)"
+_DOCSTRING = r"(?s)(Importing this registers them all\.\n\n).*?(\nA `torch_\*` op)"
+
+
+def written() -> dict[Path, str]:
+    """Return the text that each of the files is to have."""
+    page = ROOT / "docs" / "architecture.md"
+    text = page.read_text(encoding="utf-8")
+    for name, table in _TABLES.items():
+        lines = table()
+        text = re.sub(_MARK.format(name), lambda found, new=lines: found[1] + new + found[2], text, flags=re.DOTALL)
+    package = ROOT / "onboard" / "ops" / "__init__.py"
+    source = re.sub(_DOCSTRING, lambda found: found[1] + _by_module() + found[2], package.read_text(encoding="utf-8"))
+    return {page: text, package: source}
+
+
+def _canonical() -> str:
+    rows = ((f"`{name}`", _signature(name), _meaning(name)) for name in _shipped() if name in canonical_ops())
+    return _table(("op", "arguments", "what it computes"), rows)
+
+
+def _inserted() -> str:
+    names = (name for name in _shipped() if op_sources()[name].inserted)
+    rows = ((f"`{name}`", _signature(name), _meaning(name), _others(name)) for name in names)
+    return _table(("op", "arguments", "what it computes", "other back ends"), rows)
+
+
+def _cached() -> str:
+    names = (name for name in _shipped() if op_sources()[name].mutates and name.startswith("torch_"))
+    rows = (
+        (
+            f"`{name}`",
+            _replaced(name),
+            "; ".join(_cache(name, each) for each in op_sources()[name].mutates),
+            _others(name),
+        )
+        for name in names
+    )
+    return _table(("op", "takes the place of", "caches of a layer", "other back ends"), rows)
+
+
+_TABLES: dict[str, Callable[[], str]] = {
+    "canonical ops": _canonical,
+    "inserted ops": _inserted,
+    "cached ops": _cached,
+}
+
+
+def _by_module() -> str:
+    modules: dict[str, list[str]] = defaultdict(list)
+    for name in _shipped():
+        modules[op_sources()[name].module.removeprefix("onboard.ops.")].append(name)
+    rows = (
+        (f"`{module.replace('.', '/')}.py`", ", ".join(f"`{name}`" for name in modules[module]))
+        for module in sorted(modules)
+    )
+    return _table(("file", "ops"), rows)
+
+
+def _shipped() -> list[str]:
+    return [name for name, source in sorted(op_sources().items()) if source.ships]
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [heads, ("---",) * len(heads), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines).replace("| --- ", "|---").replace("--- |", "---|")
+
+
+def _signature(name: str) -> str:
+    arguments = getattr(torch.ops.onboard, name).default._schema.arguments
+    return ", ".join(
+        f"{each.name}={each.default_value!r}" if each.has_default_value() else each.name for each in arguments
+    )
+
+
+def _docstring(name: str) -> str:
+    return inspect.getdoc(op_sources()[name].function) or ""
+
+
+def _meaning(name: str) -> str:
+    """The first line of an op's docstring."""
+    return _docstring(name).partition("\n")[0].rstrip(".").replace("|", "\\|")
+
+
+def _others(name: str) -> str:
+    """The back ends of an op beside torch."""
+    forms = forms_of(name) if name.startswith("torch_") else {}
+    return ", ".join(f"`{other}`" for other in sorted(forms.values()) if other != name and op_sources()[other].ships)
+
+
+def _replaced(name: str) -> str:
+    return f"`{canonical}`" if (canonical := op_sources()[name].cached_form_of) else ""
+
+
+def _cache(name: str, argument: str) -> str:
+    """A cache with what the docstring says first of it."""
+    found = re.search(rf"^ +(?:\w+, )*{argument}(?:, \w+)*: (.*?)(?:, written to)?(?:[:;.]|$)", _docstring(name), re.MULTILINE)
+    return f"`{argument}`: {found[1]}" if found and found[1] else f"`{argument}`"
+
+
+if __name__ == "__main__":
+    for path, new in written().items():
+        path.write_text(new, encoding="utf-8")
