@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onboard.ops.triton import linear
+from onboard.ops.linear import triton_linear as linear
 
 WEIGHT_BYTES = 200e6
 CALLS = 12

@@ -19,7 +19,7 @@ from onboard.ops.library import forms_of, op_sources
 
 ROOT = Path(__file__).resolve().parents[1]
 _MARK = r"(<!-- {0} -->\n).*?(<!-- end -->)"
-_DOCSTRING = r"(?s)(Importing this registers them all\.\n\n).*?(\nA `torch_\*` op)"
+_DOCSTRING = r"(Importing this registers them all\.\n\n).*?(\nA folder holds)"
 
 
 def written() -> dict[Path, str]:
@@ -27,11 +27,13 @@ def written() -> dict[Path, str]:
     page = ROOT / "docs" / "architecture.md"
     text = page.read_text(encoding="utf-8")
     for name, table in _TABLES.items():
-        lines = table()
-        text = re.sub(_MARK.format(name), lambda found, new=lines: found[1] + new + found[2], text, flags=re.DOTALL)
+        text = _replaced_between(_MARK.format(name), table(), text)
     package = ROOT / "onboard" / "ops" / "__init__.py"
-    source = re.sub(_DOCSTRING, lambda found: found[1] + _by_module() + found[2], package.read_text(encoding="utf-8"))
-    return {page: text, package: source}
+    return {page: text, package: _replaced_between(_DOCSTRING, _by_module(), package.read_text(encoding="utf-8"))}
+
+
+def _replaced_between(marks: str, new: str, text: str) -> str:
+    return re.sub(marks, lambda found: f"{found[1]}{new}{found[2]}", text, flags=re.DOTALL)
 
 
 def _canonical() -> str:
@@ -71,10 +73,16 @@ def _by_module() -> str:
     for name in _shipped():
         modules[op_sources()[name].module.removeprefix("onboard.ops.")].append(name)
     rows = (
-        (f"`{module.replace('.', '/')}.py`", ", ".join(f"`{name}`" for name in modules[module]))
+        (f"`{module.replace('.', '/')}.py`", ", ".join(f"`{name}`" for name in names))
         for module in sorted(modules)
+        for names in _by_twos(modules[module])
     )
     return _table(("file", "ops"), rows)
+
+
+def _by_twos(names: list[str]) -> list[list[str]]:
+    """Cut a list so that a row of it fits a line."""
+    return [names[start : start + 2] for start in range(0, len(names), 2)]
 
 
 def _shipped() -> list[str]:
@@ -114,7 +122,8 @@ def _replaced(name: str) -> str:
 
 def _cache(name: str, argument: str) -> str:
     """A cache with what the docstring says first of it."""
-    found = re.search(rf"^ +(?:\w+, )*{argument}(?:, \w+)*: (.*?)(?:, written to)?(?:[:;.]|$)", _docstring(name), re.MULTILINE)
+    line = rf"^ +(?:\w+, )*{argument}(?:, \w+)*: (.*?)(?:, written to)?(?:[:;.]|$)"
+    found = re.search(line, _docstring(name), re.MULTILINE)
     return f"`{argument}`: {found[1]}" if found and found[1] else f"`{argument}`"
 
 

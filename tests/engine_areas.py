@@ -40,7 +40,7 @@ class Area:
 
 
 _FOR_GPUS = {"dense_prefill.py", "fla_delta_rule.py", "pointwise_op.py"}
-"""Files whose code needs a GPU (as do `ops/triton` and the captures in `transforms/compile`, which no area has)."""
+"""Files whose code needs a GPU (as do kernels, launchers and captures in `transforms/compile`: no area has them)."""
 
 _OF_KERNELS = {"fuse_linears.py", "make_batch_invariant.py", "optimize_rope.py"}
 """Transforms that put kernels alone into a graph."""
@@ -92,7 +92,7 @@ _LAYERS = ("activation", "norm", "wide_norm", "rope", "linear", "moe", "router",
 
 
 def _ops(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"onboard/ops/{name}.py" for name in names)
+    return tuple(f"onboard/ops/*/{name}.py" for name in names)
 
 
 AREAS = {
@@ -119,7 +119,7 @@ AREAS = {
         ),
         Area(
             "sampling",
-            ("onboard/ops/sampling.py", "onboard/runtime/sampling.py"),
+            ("onboard/ops/sampling/sampling.py", "onboard/runtime/sampling.py"),
             ("runtime/test_sampling.py",),
             ("-k", "not interpreter"),
         ),

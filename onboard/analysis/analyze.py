@@ -51,7 +51,7 @@ from onboard.hf.architecture import text_config
 from onboard.hf.codebooks import codebooks_of, places_of
 from onboard.hf.expert_weights import separate_experts
 from onboard.hf.hf_model import build_reference, missing_towers
-from onboard.ops.indexer import tie_note
+from onboard.ops.sparse.indexer import tie_note
 from onboard.verify.error import rmse_ratio
 from onboard.verify.limits import SAME
 

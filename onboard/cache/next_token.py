@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from onboard.cache.step_buffer import CHOICE_NAMES
 from onboard.modeling import ONE_CODEBOOK, Codebooks
 from onboard.ops import has_triton
-from onboard.ops.sampling import NOT_A_TOKEN, choose_tokens
+from onboard.ops.sampling.sampling import NOT_A_TOKEN, choose_tokens
 
 Chosen = tuple[Tensor, Callable[[], Tensor]]
 """A step's tokens, and what returns the logits that they were chosen from."""
@@ -29,7 +29,7 @@ class LatestTokens:
         self.codebooks = codebooks
         self.by_slot = torch.zeros(slots, dtype=torch.int64, device=device)
         kernels = device.type == "cuda" and has_triton() and self.codebooks.count == 1  # a row of logits is a token's
-        self._kernels: Any = import_module("onboard.ops.triton.sampling") if kernels else None
+        self._kernels: Any = import_module("onboard.ops.sampling.triton_sampling") if kernels else None
         landed = torch.zeros((slots, 2), dtype=torch.int64, pin_memory=True) if kernels else None
         self._landed = landed
         self.landed = None if landed is None else landed.numpy()

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onboard.cache.step_buffer import CHOICE_NAMES, SAMPLING_NAMES, HostFields, IntArray
-from onboard.ops.sampling import uniforms
+from onboard.ops.sampling.sampling import uniforms
 
 
 class SequenceRows:

@@ -10,7 +10,7 @@ import torch
 from onboard.errors import OnboardError
 from onboard.graph.context import TransformContext
 from onboard.ops import has_triton
-from onboard.ops.fla_delta_rule import has_fla
+from onboard.ops.delta_rule.fla_delta_rule import has_fla
 
 Backend = Literal["auto", "flashinfer", "trtllm", "triton", "torch"]
 """What a transform's configuration may ask for; auto: the best that there is."""

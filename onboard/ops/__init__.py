@@ -2,89 +2,91 @@
 
 | file | ops |
 |---|---|
-| `attention.py` | `torch_attention`, `torch_attention_repeat_kv`, `torch_attention_sdpa` |
-| `block_attention.py` | `torch_cached_block_attention` |
-| `block_indexer.py` | `torch_block_indexer`, `torch_cached_block_indexer` |
-| `cached_attention.py` | `torch_cached_attention` |
-| `cached_causal_conv.py` | `torch_cached_causal_conv1d` |
-| `cached_delta_rule.py` | `torch_cached_delta_rule`, `torch_cached_gated_delta_rule` |
-| `cached_indexer.py` | `torch_cached_lightning_indexer` |
-| `cached_mla.py` | `torch_cached_mla` |
-| `cached_sparse.py` | `torch_cached_sparse_mla` |
-| `cached_ssm.py` | `torch_cached_selective_scan`, `torch_cached_ssm` |
-| `causal_conv.py` | `torch_causal_conv1d` |
-| `compressed_attention.py` | `torch_cached_compressed_attention`, `torch_compressed_attention` |
-| `delta_rule.py` | `torch_delta_rule`, `torch_gated_delta_rule` |
-| `dynamic_mask.py` | `torch_cached_dynamic_mask_attention`, `torch_dynamic_mask_attention` |
-| `fla_delta_rule.py` | `fla_cached_gated_delta_rule` |
-| `fused.py` | `torch_fused_add_rmsnorm`, `torch_fused_linear`, `torch_fused_swiglu_mlp`, `torch_silu_and_mul` |
-| `fused_gated_norm.py` | `torch_fused_rmsnorm_gated` |
-| `fused_gdn_gating.py` | `torch_fused_gdn_gating` |
-| `fused_moe.py` | `torch_moe_fused` |
-| `fused_rope.py` | `torch_norm_rope`, `torch_rope_cached`, `torch_rope_deinterleaved`, `torch_rope_pairs` |
-| `gated_pool.py` | `torch_cached_gated_pool`, `torch_gated_pool` |
-| `gather.py` | `gather_logits_before_lm_head` |
-| `indexer.py` | `torch_lightning_indexer` |
-| `kda.py` | `torch_cached_kda`, `torch_kda` |
-| `lightning.py` | `torch_cached_lightning_attention`, `torch_lightning_attention` |
-| `linear.py` | `torch_linear_simple`, `torch_swiglu_mlp` |
-| `linear_recurrence.py` | `torch_cached_linear_recurrence`, `torch_linear_recurrence` |
-| `mla.py` | `torch_mla` |
-| `mlstm.py` | `torch_cached_mlstm`, `torch_mlstm` |
-| `moe.py` | `torch_moe` |
-| `norm.py` | `torch_l2norm`, `torch_layernorm`, `torch_rmsnorm` |
-| `pointwise_op.py` | `torch_pointwise` |
-| `relative_attention.py` | `torch_cached_relative_attention`, `torch_relative_attention` |
-| `replayed_ssm.py` | `torch_replayed_ssm` |
-| `residual_add.py` | `torch_cached_residual_add`, `torch_residual_add` |
-| `rope.py` | `torch_rope_with_complex_freqs`, `torch_rope_with_explicit_cos_sin`, `torch_rope_with_qk_interleaving` |
-| `router.py` | `torch_moe_router` |
-| `shifted_positions.py` | `torch_shifted_positions` |
-| `sparse.py` | `torch_sparse_mla` |
-| `sparse_attention.py` | `torch_cached_sparse_attention`, `torch_sparse_attention` |
-| `ssm.py` | `torch_rmsnorm_gated`, `torch_selective_scan`, `torch_ssm` |
-| `token_shift.py` | `torch_cached_token_shift`, `torch_token_shift` |
-| `triton/cached_attention.py` | `invariant_cached_attention`, `triton_cached_attention` |
-| `triton/cached_causal_conv.py` | `triton_cached_causal_conv1d` |
-| `triton/cached_delta_rule.py` | `triton_cached_delta_rule`, `triton_cached_gated_delta_rule` |
-| `triton/cached_mla.py` | `triton_cached_mla` |
-| `triton/cached_ssm.py` | `triton_cached_selective_scan`, `triton_cached_ssm` |
-| `triton/gdn_gating.py` | `triton_fused_gdn_gating` |
-| `triton/l2norm.py` | `triton_l2norm` |
-| `triton/linear.py` | `invariant_fused_linear`, `triton_fused_linear` |
-| `triton/moe.py` | `invariant_moe_fused`, `triton_moe_fused` |
-| `triton/pointwise.py` | `triton_pointwise` |
-| `triton/replayed_ssm.py` | `triton_replayed_ssm` |
-| `triton/rmsnorm.py` | `triton_fused_add_rmsnorm`, `triton_rmsnorm` |
-| `triton/rmsnorm_gated.py` | `triton_fused_rmsnorm_gated` |
-| `triton/rope.py` | `triton_norm_rope`, `triton_rope_cached`, `triton_rope_deinterleaved`, `triton_rope_pairs` |
-| `triton/router.py` | `triton_moe_router` |
-| `triton/silu_mul.py` | `triton_silu_and_mul` |
-| `triton/swiglu.py` | `triton_fused_swiglu_mlp` |
-| `triton/wide_norm.py` | `triton_fused_add_wide_rmsnorm`, `triton_wide_rmsnorm` |
-| `wide_norm.py` | `torch_fused_add_wide_rmsnorm`, `torch_wide_rmsnorm` |
-| `wkv.py` | `torch_cached_wkv`, `torch_wkv` |
+| `attention/attention.py` | `torch_attention`, `torch_attention_repeat_kv` |
+| `attention/attention.py` | `torch_attention_sdpa` |
+| `attention/block_attention.py` | `torch_cached_block_attention` |
+| `attention/cached_attention.py` | `torch_cached_attention` |
+| `attention/dynamic_mask.py` | `torch_cached_dynamic_mask_attention`, `torch_dynamic_mask_attention` |
+| `attention/relative_attention.py` | `torch_cached_relative_attention`, `torch_relative_attention` |
+| `attention/triton_cached_attention.py` | `invariant_cached_attention`, `triton_cached_attention` |
+| `convolution/cached_causal_conv.py` | `torch_cached_causal_conv1d` |
+| `convolution/causal_conv.py` | `torch_causal_conv1d` |
+| `convolution/triton_cached_causal_conv.py` | `triton_cached_causal_conv1d` |
+| `delta_rule/cached_delta_rule.py` | `torch_cached_delta_rule`, `torch_cached_gated_delta_rule` |
+| `delta_rule/delta_rule.py` | `torch_delta_rule`, `torch_gated_delta_rule` |
+| `delta_rule/fla_delta_rule.py` | `fla_cached_gated_delta_rule` |
+| `delta_rule/fused_gdn_gating.py` | `torch_fused_gdn_gating` |
+| `delta_rule/kda.py` | `torch_cached_kda`, `torch_kda` |
+| `delta_rule/triton_cached_delta_rule.py` | `triton_cached_delta_rule`, `triton_cached_gated_delta_rule` |
+| `delta_rule/triton_gdn_gating.py` | `triton_fused_gdn_gating` |
+| `experts/fused_moe.py` | `torch_moe_fused` |
+| `experts/moe.py` | `torch_moe` |
+| `experts/router.py` | `torch_moe_router` |
+| `experts/triton_moe.py` | `invariant_moe_fused`, `triton_moe_fused` |
+| `experts/triton_router.py` | `triton_moe_router` |
+| `hidden_states/gather.py` | `gather_logits_before_lm_head` |
+| `hidden_states/residual_add.py` | `torch_cached_residual_add`, `torch_residual_add` |
+| `latent_attention/cached_mla.py` | `torch_cached_mla` |
+| `latent_attention/mla.py` | `torch_mla` |
+| `latent_attention/triton_cached_mla.py` | `triton_cached_mla` |
+| `linear/fused.py` | `torch_fused_add_rmsnorm`, `torch_fused_linear` |
+| `linear/fused.py` | `torch_fused_swiglu_mlp`, `torch_silu_and_mul` |
+| `linear/linear.py` | `torch_linear_simple`, `torch_swiglu_mlp` |
+| `linear/triton_linear.py` | `invariant_fused_linear`, `triton_fused_linear` |
+| `linear/triton_silu_mul.py` | `triton_silu_and_mul` |
+| `linear/triton_swiglu.py` | `triton_fused_swiglu_mlp` |
+| `norm/fused_gated_norm.py` | `torch_fused_rmsnorm_gated` |
+| `norm/norm.py` | `torch_l2norm`, `torch_layernorm` |
+| `norm/norm.py` | `torch_rmsnorm` |
+| `norm/triton_l2norm.py` | `triton_l2norm` |
+| `norm/triton_rmsnorm.py` | `triton_fused_add_rmsnorm`, `triton_rmsnorm` |
+| `norm/triton_rmsnorm_gated.py` | `triton_fused_rmsnorm_gated` |
+| `norm/triton_wide_norm.py` | `triton_fused_add_wide_rmsnorm`, `triton_wide_rmsnorm` |
+| `norm/wide_norm.py` | `torch_fused_add_wide_rmsnorm`, `torch_wide_rmsnorm` |
+| `pointwise/pointwise_op.py` | `torch_pointwise` |
+| `pointwise/triton_pointwise.py` | `triton_pointwise` |
+| `recurrences/lightning.py` | `torch_cached_lightning_attention`, `torch_lightning_attention` |
+| `recurrences/linear_recurrence.py` | `torch_cached_linear_recurrence`, `torch_linear_recurrence` |
+| `recurrences/mlstm.py` | `torch_cached_mlstm`, `torch_mlstm` |
+| `recurrences/token_shift.py` | `torch_cached_token_shift`, `torch_token_shift` |
+| `recurrences/wkv.py` | `torch_cached_wkv`, `torch_wkv` |
+| `rope/fused_rope.py` | `torch_norm_rope`, `torch_rope_cached` |
+| `rope/fused_rope.py` | `torch_rope_deinterleaved`, `torch_rope_pairs` |
+| `rope/rope.py` | `torch_rope_with_complex_freqs`, `torch_rope_with_explicit_cos_sin` |
+| `rope/rope.py` | `torch_rope_with_qk_interleaving` |
+| `rope/shifted_positions.py` | `torch_shifted_positions` |
+| `rope/triton_rope.py` | `triton_norm_rope`, `triton_rope_cached` |
+| `rope/triton_rope.py` | `triton_rope_deinterleaved`, `triton_rope_pairs` |
+| `sparse/block_indexer.py` | `torch_block_indexer`, `torch_cached_block_indexer` |
+| `sparse/cached_indexer.py` | `torch_cached_lightning_indexer` |
+| `sparse/cached_sparse.py` | `torch_cached_sparse_mla` |
+| `sparse/compressed_attention.py` | `torch_cached_compressed_attention`, `torch_compressed_attention` |
+| `sparse/gated_pool.py` | `torch_cached_gated_pool`, `torch_gated_pool` |
+| `sparse/indexer.py` | `torch_lightning_indexer` |
+| `sparse/sparse.py` | `torch_sparse_mla` |
+| `sparse/sparse_attention.py` | `torch_cached_sparse_attention`, `torch_sparse_attention` |
+| `ssm/cached_ssm.py` | `torch_cached_selective_scan`, `torch_cached_ssm` |
+| `ssm/replayed_ssm.py` | `torch_replayed_ssm` |
+| `ssm/ssm.py` | `torch_rmsnorm_gated`, `torch_selective_scan` |
+| `ssm/ssm.py` | `torch_ssm` |
+| `ssm/triton_cached_ssm.py` | `triton_cached_selective_scan`, `triton_cached_ssm` |
+| `ssm/triton_replayed_ssm.py` | `triton_replayed_ssm` |
 
-A `torch_*` op is the reference: it runs anywhere and says what the op means. The `triton_*` op of the same name has the
-same arguments; it is there when the package triton is (`has_triton`), and needs a CUDA device, or Triton's interpreter
-(`TRITON_INTERPRET=1` in the environment before triton is imported). An `invariant_*` op is the `triton_*` one whose
-results for a row of its input are the same, bit for bit, whatever other rows there are.
+A folder holds a mechanism: its reference, its cached form, launchers and kernels of Triton, other libraries' operators;
+`triton/` what all launchers share. A `torch_*` op is the reference: it runs anywhere and says what the op means. The
+`triton_*` op of the same name has the same arguments; it is there when the package triton is (`has_triton`), and needs
+a CUDA device, or Triton's interpreter (`TRITON_INTERPRET=1` in the environment before triton is imported). An
+`invariant_*` op is the `triton_*` one whose results for a row of its input are the same, bit for bit, whatever other
+rows there are.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import pkgutil
+from pathlib import Path
 
 from onboard.ops.library import op_sources
-
-for _module in pkgutil.iter_modules(__path__):
-    if not _module.ispkg:
-        importlib.import_module(f"{__name__}.{_module.name}")  # registers its ops
-
-if importlib.util.find_spec("triton") is not None:
-    from onboard.ops import triton  # noqa: F401  (registers)
 
 
 def has_triton() -> bool:
@@ -109,3 +111,14 @@ def stateful_ops() -> set[str]:
 def attention_ops() -> set[str]:
     """Return the names of the canonical ops that attend: each token's result is a mean of values, by a softmax."""
     return {name for name in canonical_ops() if op_sources()[name].attends}
+
+
+def _register() -> None:
+    """Import every module of a room that registers ops; those of kernels where the package triton is."""
+    for path in sorted(Path(__file__).parent.glob("*/*.py")):
+        is_there = not path.stem.startswith("triton_") or has_triton()
+        if is_there and "@register_op" in path.read_text(encoding="utf-8"):
+            importlib.import_module(f"{__name__}.{path.parent.name}.{path.stem}")
+
+
+_register()

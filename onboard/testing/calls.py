@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from onboard.analysis.counterparts import counterparts, is_choice, without_later
-from onboard.ops.rope import complex_freqs
-from onboard.ops.sparse import chosen_keys
+from onboard.ops.rope.rope import complex_freqs
+from onboard.ops.sparse.sparse import chosen_keys
 from onboard.testing.steady import Again, copied, steady_tokens
 
 _HALF = (torch.bfloat16, torch.float16)

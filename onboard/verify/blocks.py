@@ -40,8 +40,8 @@ from onboard.codegen.translate.mechanisms.attention import chosen, compressed
 from onboard.errors import OnboardError
 from onboard.graph.export.guards import broken_guards
 from onboard.hf.expert_weights import separate_experts
-from onboard.ops.rope import complex_freqs
-from onboard.ops.sparse import chosen_keys
+from onboard.ops.rope.rope import complex_freqs
+from onboard.ops.sparse.sparse import chosen_keys
 from onboard.verify.error import rmse_ratio, worst
 from onboard.verify.limits import SAME
 

@@ -10,8 +10,8 @@ import torch
 from apart import run_apart
 
 from onboard import SamplingParams
-from onboard.ops.sampling import choose_tokens
-from onboard.ops.triton.sampling import choose_and_keep
+from onboard.ops.sampling.sampling import choose_tokens
+from onboard.ops.sampling.triton_sampling import choose_and_keep
 from tests.unit.runtime.tiny import make_tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

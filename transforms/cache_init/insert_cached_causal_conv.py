@@ -14,7 +14,7 @@ from onboard.graph.cache_init.descriptor import CachedOpDescriptor, refuse_unles
 from onboard.graph.cache_init.insert_cached import InsertCached
 from onboard.graph.fx import arguments
 from onboard.graph.transform import register_transform
-from onboard.ops.activation import KERNEL_ACTIVATIONS
+from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 
 
 class CausalConvDescriptor(CachedOpDescriptor):

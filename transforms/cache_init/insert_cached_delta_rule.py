@@ -9,7 +9,7 @@ from onboard.cache.resources import CacheResource, StateResource
 from onboard.graph.cache_init.descriptor import StateDescriptor, tensor_argument
 from onboard.graph.cache_init.insert_cached import InsertCached
 from onboard.graph.transform import register_transform
-from onboard.ops.ssm import wide_dtype
+from onboard.ops.ssm.ssm import wide_dtype
 
 
 class DeltaRuleDescriptor(StateDescriptor):

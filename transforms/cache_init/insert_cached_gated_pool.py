@@ -13,7 +13,7 @@ from onboard.graph.cache_init.descriptor import CachedOpDescriptor, tensor_argum
 from onboard.graph.cache_init.insert_cached import InsertCached
 from onboard.graph.fx import arguments
 from onboard.graph.transform import register_transform
-from onboard.ops.gated_pool import span
+from onboard.ops.sparse.gated_pool import span
 
 
 class GatedPoolDescriptor(CachedOpDescriptor):

@@ -13,7 +13,7 @@ from onboard.graph.cache_init.descriptor import CachedOpDescriptor, tensor_argum
 from onboard.graph.cache_init.insert_cached import InsertCached
 from onboard.graph.fx import arguments
 from onboard.graph.transform import register_transform
-from onboard.ops.indexer import tie_note
+from onboard.ops.sparse.indexer import tie_note
 
 
 class LightningIndexerDescriptor(CachedOpDescriptor):

@@ -14,7 +14,7 @@ from onboard.graph.cache_init.insert_cached import InsertCached, InsertCachedCon
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import TransformInfo, register_transform
 from onboard.ops.library import forms_of
-from onboard.ops.ssm import wide_dtype
+from onboard.ops.ssm.ssm import wide_dtype
 
 
 class SSMDescriptor(StateDescriptor):

@@ -13,7 +13,7 @@ from onboard.graph.pattern_matcher.attention_nodes import ATTENTION
 from onboard.graph.pattern_matcher.masks import PROBED, evaluate
 from onboard.graph.pattern_matcher.patterns import aten
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
-from onboard.ops.dynamic_mask import kept_bias
+from onboard.ops.attention.dynamic_mask import kept_bias
 
 _LENGTHS = (3, 24)
 _SMALL, _SMALL_WINDOW = 5, 8

@@ -16,7 +16,7 @@ from onboard.graph.transform import BaseTransform, TransformConfig, TransformInf
 from onboard.graph.values import insert_call
 from onboard.graph.weight_load.gemm_fusion import LINEARS
 from onboard.ops import has_triton
-from onboard.ops.activation import KERNEL_ACTIVATIONS
+from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 
 _ops = torch.ops.onboard
 _BACKENDS = ("torch", "triton") if has_triton() else ("torch",)

@@ -11,7 +11,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, nodes_of
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
 from onboard.graph.weight_load.expert_stacks import fold_experts, stack_experts
-from onboard.ops.activation import KERNEL_ACTIVATIONS
+from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 
 
 class FuseMoeConfig(TransformConfig):

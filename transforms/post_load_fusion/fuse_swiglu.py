@@ -28,7 +28,7 @@ class FuseSwiGLU(BaseTransform[TransformConfig]):
         return gm, TransformInfo(num_matches=len(blocks), is_clean=not joined, has_valid_shapes=True)
 
     def _use_kernels(self, blocks: list[fx.Node], context: TransformContext) -> None:
-        from onboard.ops.activation import KERNEL_ACTIVATIONS
+        from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 
         without = set()
         for node in blocks:

@@ -20,7 +20,7 @@ from onboard.analysis.recognise.recorder import ModuleCall, Recording
 from onboard.analysis.recognise.scan_modules import bound_arguments
 from onboard.analysis.spec_blocks import Block
 from onboard.errors import OnboardError
-from onboard.ops.sparse import chosen_keys
+from onboard.ops.sparse.sparse import chosen_keys
 from onboard.verify.error import rmse_ratio
 from onboard.verify.limits import SAME
 

@@ -19,7 +19,7 @@ from transformers.activations import ACT2FN
 from onboard.analysis.recognise.expert_layouts import Layout, layouts
 from onboard.analysis.recognise.probe import Finding
 from onboard.analysis.recognise.recorder import ModuleCall
-from onboard.ops.activation import ACTIVATIONS
+from onboard.ops.linear.activation import ACTIVATIONS
 from onboard.verify.error import rmse_ratio
 from onboard.verify.limits import SAME_MIXTURE
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from onboard.analysis.recognise.recorder import FunctionCall, first_tensor
-from onboard.ops.rope import complex_freqs
+from onboard.ops.rope.rope import complex_freqs
 from onboard.verify.error import rmse_ratio, worst
 from onboard.verify.limits import SAME_FORMULA
 

@@ -19,7 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 import onboard.ops  # noqa: F401  (registers the canonical ops)
 from onboard.analysis.recognise.watch import LoopCall, loops_watched
 from onboard.errors import OnboardError
-from onboard.ops.sparse import chosen_keys
+from onboard.ops.sparse.sparse import chosen_keys
 
 NAME = "onboard_recorder"
 

@@ -24,7 +24,7 @@ _HEADER = '''"""A pointwise program as a Triton kernel, generated.
 import triton
 import triton.language as tl
 
-from onboard.ops.triton import scalar_math as m
+from onboard.ops.pointwise import scalar_math as m
 
 '''
 

@@ -19,7 +19,7 @@ from onboard.errors import OnboardError, UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
 from onboard.graph.weight_load.weight_names import match_names, module_renaming
-from onboard.ops.block_attention import allowed
+from onboard.ops.attention.block_attention import allowed
 from onboard.runtime.multimodal.added_states import added_states
 from onboard.runtime.multimodal.prompt_inputs import PromptInputs
 

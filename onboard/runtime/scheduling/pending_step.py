@@ -11,7 +11,7 @@ import torch
 from onboard.cache.next_token import LatestTokens
 from onboard.cache.step_buffer import IntArray
 from onboard.errors import NotFiniteError
-from onboard.ops.sampling import NOT_A_TOKEN
+from onboard.ops.sampling.sampling import NOT_A_TOKEN
 from onboard.runtime.scheduling.request import Step
 
 _AT_A_TIME = 2  # steps whose tokens may be on their way

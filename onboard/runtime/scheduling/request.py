@@ -26,7 +26,7 @@ class Request:
     prompt: list[int]
     params: SamplingParams
     key: int
-    """Of its random numbers (`ops/sampling.py`)."""
+    """Of its random numbers (`ops/sampling/sampling.py`)."""
     priority: int = 0
     """Smaller ones go first; among equals, those that arrived first."""
     given: PromptInputs | None = None

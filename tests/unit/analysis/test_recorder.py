@@ -10,7 +10,7 @@ from onboard.analysis.recognise.recorder import record
 from onboard.analysis.tiny.tiny_model import WINDOW, build_tiny, load_config, prompt
 from onboard.analysis.tiny.tiny_sizes import REACHED
 from onboard.errors import OnboardError
-from onboard.ops.rope import complex_freqs
+from onboard.ops.rope.rope import complex_freqs
 from onboard.testing import Call
 
 

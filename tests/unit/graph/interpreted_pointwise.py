@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.transform import Stages
-from onboard.ops.triton import pointwise
+from onboard.ops.pointwise import triton_pointwise as pointwise
 
 ops = torch.ops.onboard
 KEY = "mlir_elementwise_fusion"

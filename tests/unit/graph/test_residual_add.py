@@ -14,7 +14,7 @@ from torch import nn
 
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.pattern_matcher.layer_ends import layer_paths
-from onboard.ops.residual_add import kept_hidden_states
+from onboard.ops.hidden_states.residual_add import kept_hidden_states
 from tests.unit.runtime.tiny import make_tiny
 
 KEY = "detect_hidden_states_for_capture"

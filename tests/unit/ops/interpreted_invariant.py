@@ -13,7 +13,7 @@ from torch import Tensor
 
 import onboard.ops  # noqa: F401
 from onboard.ops.library import op_sources
-from onboard.ops.triton.linear import choose_invariant_tiles
+from onboard.ops.linear.triton_linear import choose_invariant_tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BIG = 8 if DEVICE == "cuda" else 1

@@ -9,8 +9,8 @@ from naive import Batch, Options, cached_attention, forget, make_batch, relative
 
 import onboard.ops  # noqa: F401
 from onboard.errors import UsageError
-from onboard.ops.activation import KERNEL_ACTIVATIONS
-from onboard.ops.triton import cached_attention as launcher
+from onboard.ops.attention import triton_cached_attention as launcher
+from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 
 ops = torch.ops.onboard
 

@@ -7,7 +7,7 @@ import torch
 from naive import relative_error
 
 import onboard.ops  # noqa: F401
-from onboard.ops.triton import linear as launcher
+from onboard.ops.linear import triton_linear as launcher
 
 ops = torch.ops.onboard
 

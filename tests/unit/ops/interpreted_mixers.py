@@ -32,9 +32,11 @@ from ragged import (
 
 import onboard.ops  # noqa: F401
 from onboard.errors import UsageError
-from onboard.ops.fla_delta_rule import has_fla
+from onboard.ops.delta_rule import triton_cached_delta_rule as cached_delta_rule
+from onboard.ops.delta_rule.fla_delta_rule import has_fla
+from onboard.ops.latent_attention import triton_cached_mla as cached_mla
 from onboard.ops.library import op_sources
-from onboard.ops.triton import cached_delta_rule, cached_mla, cached_ssm
+from onboard.ops.ssm import triton_cached_ssm as cached_ssm
 
 ops: Any = torch.ops.onboard
 LOW = {torch.bfloat16: 1.5e-2} if DEVICE == "cpu" else {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}

@@ -78,7 +78,7 @@ def test_one_expert_has_all_tokens_and_rows_may_lie_apart() -> None:
 
 
 def test_the_sort_takes_several_chunks_and_more_experts_than_pairs() -> None:
-    from onboard.ops.triton import moe
+    from onboard.ops.experts import triton_moe as moe
 
     for experts, shape in ((300, (70, 3)), (3, (41, 2)), (64, (2, 2))):
         selected = torch.randint(experts, shape, device=DEVICE)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from ragged import DEVICE
 
-from onboard.ops.sampling import NOT_A_TOKEN, choose_tokens
-from onboard.ops.triton import host_copy, sampling
+from onboard.ops.sampling import triton_sampling as sampling
+from onboard.ops.sampling.sampling import NOT_A_TOKEN, choose_tokens
+from onboard.ops.triton import host_copy
 
 FILTERS = {
     "greedy": (0.0, 0, 1.0, 0.0),

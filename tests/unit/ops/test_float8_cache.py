@@ -6,7 +6,7 @@ from float8 import exact_and_bound
 from naive import make_batch
 
 import onboard.ops  # noqa: F401
-from onboard.ops.cached_attention import as_stored
+from onboard.ops.attention.cached_attention import as_stored
 
 STEPS = {
     "prefill": [(5, 5), (1, 1), (17, 17)],

@@ -9,7 +9,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward, repeat_kv
 
 import onboard.ops
-import onboard.ops.attention as source
+import onboard.ops.attention.attention as source
 
 ops = torch.ops.onboard
 

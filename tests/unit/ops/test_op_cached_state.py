@@ -22,29 +22,29 @@ from torch.utils._pytree import tree_map_only
 
 from onboard.cache.batch import SequenceInfo
 from onboard.cache.resources import KVPagedResource
-from onboard.ops.block_attention import torch_cached_block_attention
-from onboard.ops.block_indexer import torch_cached_block_indexer
-from onboard.ops.cached_attention import torch_cached_attention
-from onboard.ops.cached_causal_conv import torch_cached_causal_conv1d
-from onboard.ops.cached_delta_rule import torch_cached_delta_rule, torch_cached_gated_delta_rule
-from onboard.ops.cached_indexer import torch_cached_lightning_indexer
-from onboard.ops.cached_mla import torch_cached_mla
-from onboard.ops.cached_sparse import torch_cached_sparse_mla
-from onboard.ops.cached_ssm import torch_cached_selective_scan, torch_cached_ssm
-from onboard.ops.compressed_attention import torch_cached_compressed_attention
-from onboard.ops.dynamic_mask import torch_cached_dynamic_mask_attention
-from onboard.ops.gated_pool import torch_cached_gated_pool
-from onboard.ops.kda import torch_cached_kda
+from onboard.ops.attention.block_attention import torch_cached_block_attention
+from onboard.ops.attention.cached_attention import torch_cached_attention
+from onboard.ops.attention.dynamic_mask import torch_cached_dynamic_mask_attention
+from onboard.ops.attention.relative_attention import torch_cached_relative_attention
+from onboard.ops.convolution.cached_causal_conv import torch_cached_causal_conv1d
+from onboard.ops.delta_rule.cached_delta_rule import torch_cached_delta_rule, torch_cached_gated_delta_rule
+from onboard.ops.delta_rule.kda import torch_cached_kda
+from onboard.ops.hidden_states.residual_add import torch_cached_residual_add
+from onboard.ops.latent_attention.cached_mla import torch_cached_mla
 from onboard.ops.library import op_sources
-from onboard.ops.lightning import torch_cached_lightning_attention
-from onboard.ops.linear_recurrence import torch_cached_linear_recurrence
-from onboard.ops.mlstm import torch_cached_mlstm
-from onboard.ops.relative_attention import torch_cached_relative_attention
-from onboard.ops.replayed_ssm import torch_replayed_ssm
-from onboard.ops.residual_add import torch_cached_residual_add
-from onboard.ops.sparse_attention import torch_cached_sparse_attention
-from onboard.ops.token_shift import torch_cached_token_shift
-from onboard.ops.wkv import torch_cached_wkv
+from onboard.ops.recurrences.lightning import torch_cached_lightning_attention
+from onboard.ops.recurrences.linear_recurrence import torch_cached_linear_recurrence
+from onboard.ops.recurrences.mlstm import torch_cached_mlstm
+from onboard.ops.recurrences.token_shift import torch_cached_token_shift
+from onboard.ops.recurrences.wkv import torch_cached_wkv
+from onboard.ops.sparse.block_indexer import torch_cached_block_indexer
+from onboard.ops.sparse.cached_indexer import torch_cached_lightning_indexer
+from onboard.ops.sparse.cached_sparse import torch_cached_sparse_mla
+from onboard.ops.sparse.compressed_attention import torch_cached_compressed_attention
+from onboard.ops.sparse.gated_pool import torch_cached_gated_pool
+from onboard.ops.sparse.sparse_attention import torch_cached_sparse_attention
+from onboard.ops.ssm.cached_ssm import torch_cached_selective_scan, torch_cached_ssm
+from onboard.ops.ssm.replayed_ssm import torch_replayed_ssm
 
 ops: Any = torch.ops.onboard
 PAGE = 4

@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 import onboard.ops  # noqa: F401
 from onboard.errors import UsageError
-from onboard.ops.activation import ACTIVATIONS
+from onboard.ops.linear.activation import ACTIVATIONS
 
 ops = torch.ops.onboard
 

@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.llama4.modeling_llama4 import apply_rotary_emb
 
 import onboard.ops  # noqa: F401
-from onboard.ops.rope import complex_freqs
+from onboard.ops.rope.rope import complex_freqs
 
 ops = torch.ops.onboard
 

@@ -11,9 +11,9 @@ from naive import relative_error
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import onboard.ops  # noqa: F401
-from onboard.ops import indexer
-from onboard.ops.indexer import best_first, index_scores, share_of_ties, tie_note
-from onboard.ops.sparse import chosen_keys
+from onboard.ops.sparse import indexer
+from onboard.ops.sparse.indexer import best_first, index_scores, share_of_ties, tie_note
+from onboard.ops.sparse.sparse import chosen_keys
 
 ops: Any = torch.ops.onboard
 

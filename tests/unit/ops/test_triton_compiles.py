@@ -14,21 +14,18 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 import onboard.ops  # noqa: F401
-from onboard.ops.triton import (
-    cached_attention,
-    cached_causal_conv,
-    cached_delta_rule,
-    cached_mla,
-    cached_ssm,
-    host_copy,
-    launch,
-    linear,
-    moe,
-    rmsnorm,
-    rmsnorm_gated,
-    router,
-    sampling,
-)
+from onboard.ops.attention import triton_cached_attention as cached_attention
+from onboard.ops.convolution import triton_cached_causal_conv as cached_causal_conv
+from onboard.ops.delta_rule import triton_cached_delta_rule as cached_delta_rule
+from onboard.ops.experts import triton_moe as moe
+from onboard.ops.experts import triton_router as router
+from onboard.ops.latent_attention import triton_cached_mla as cached_mla
+from onboard.ops.linear import triton_linear as linear
+from onboard.ops.norm import triton_rmsnorm as rmsnorm
+from onboard.ops.norm import triton_rmsnorm_gated as rmsnorm_gated
+from onboard.ops.sampling import triton_sampling as sampling
+from onboard.ops.ssm import triton_cached_ssm as cached_ssm
+from onboard.ops.triton import host_copy, launch
 
 ops = torch.ops.onboard
 

@@ -26,7 +26,7 @@ from onboard.errors import OnboardError, UsageError
 from onboard.graph.factory import ModelFactory
 from onboard.hf.codebooks import codebooks_of, with_tokens
 from onboard.modeling import ONE_CODEBOOK, Codebooks
-from onboard.ops.sampling import NOT_A_TOKEN, choose_tokens, uniforms
+from onboard.ops.sampling.sampling import NOT_A_TOKEN, choose_tokens, uniforms
 from onboard.runtime.logprobs import logprobs
 from onboard.verify.blocks import prove
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from onboard.errors import NotFiniteError, UsageError
-from onboard.ops.sampling import NOT_A_TOKEN
+from onboard.ops.sampling.sampling import NOT_A_TOKEN
 from onboard.runtime.engine import Engine
 from onboard.runtime.sampling import SamplingParams
 from onboard.runtime.scheduling.pending_step import Flight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from onboard.ops.cached_attention import as_stored
+from onboard.ops.attention.cached_attention import as_stored
 from onboard.runtime.sampling import SamplingParams
 from tests.unit.runtime.tiny import TINY, Tiny
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from onboard.cache.next_token import LatestTokens
 from onboard.cache.step_buffer import CHOICE_NAMES
 from onboard.errors import UsageError
-from onboard.ops.sampling import NOT_A_TOKEN, choose_tokens, uniforms
+from onboard.ops.sampling.sampling import NOT_A_TOKEN, choose_tokens, uniforms
 from onboard.runtime.logprobs import logprobs
 from onboard.runtime.sampling import SamplingParams, stream_key
 

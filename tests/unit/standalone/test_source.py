@@ -51,9 +51,9 @@ def test_a_bundle_has_what_is_called_and_what_that_needs() -> None:
     bundle.add("model.py", with_functions(TEXT.replace("HEAD", "x")))
     files = bundle.files()
     assert "torch.ops" not in files["model.py"]
-    assert "from .ops.attention import torch_attention\n" in files["model.py"]
-    assert _functions(files, "ops/norm.py") == {"torch_l2norm"}
-    attention = _functions(files, "ops/attention.py")
+    assert "from .ops.attention.attention import torch_attention\n" in files["model.py"]
+    assert _functions(files, "ops/norm/norm.py") == {"torch_l2norm"}
+    attention = _functions(files, "ops/attention/attention.py")
     assert {"torch_attention", "_explicit_attention", "_alibi"} <= attention
     assert not {"torch_attention_sdpa", "torch_attention_repeat_kv"} & attention
     assert "register_op" not in "".join(files.values())

@@ -1,0 +1,1 @@
+"""Softmax attention: the reference, over pages of a cache, with biases of its own."""

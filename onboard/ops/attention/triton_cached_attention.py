@@ -1,0 +1,196 @@
+"""Attention over a paged key-value cache: how the kernels are launched.
+
+Nothing here waits for the device, and in decode every grid follows from shapes alone: a step can be captured as a CUDA
+graph and replayed with other lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from onboard.ops.attention.attention_kernels import attention_kernel, combine_kernel, write_cache_kernel
+from onboard.ops.attention.cached_attention import fake_cached_attention
+from onboard.ops.attention.dense_prefill import attend_whole_prompts, takes_whole_prompts
+from onboard.ops.library import register_op, schema_of
+from onboard.ops.triton.launch import (
+    dot_type,
+    last_contiguous,
+    overlaps,
+    processors,
+    require_device,
+    splits_for,
+    tile_width,
+)
+
+MOST_SPLITS = 64
+PROGRAMS_PER_PROCESSOR = 4
+"""Decode programs for each multiprocessor: enough loads in flight, and sequences of unlike lengths even out."""
+INVARIANT_ROWS = 64
+"""Rows of every tile where results may not depend on the batch: the fewest that use the same instruction as more do."""
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """Tile sizes and launch options of one call."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+def _choose_tiles(rows: int, channels: int, dtype: torch.dtype, decode: bool) -> _Tiles:
+    """Tiles that fit in the registers and the 227 KiB of shared memory of compute capability 9.0, for `rows` rows."""
+    if dtype == torch.float32:  # products of float32 proper run outside the matrix units, on operands in registers
+        most_rows, keys, stages = 32, 16, 2
+    elif channels <= 128:
+        most_rows, keys, stages = (128, 32, 4) if decode else (128, 64, 3)
+    elif channels <= 256:
+        most_rows, keys, stages = 128, 32, 3
+    else:
+        most_rows, keys, stages = 64, 16, 2
+    rows = min(most_rows, tile_width(rows))
+    crowded = rows > 64 or dtype == torch.float32 or (channels > 128 and rows > 16)
+    return _Tiles(rows, keys, 8 if crowded else 4, stages)
+
+
+def _write(key: Tensor, value: Tensor, slot_mapping: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+    kv_heads, dim, value_dim = key.shape[1], key.shape[2], value.shape[2]
+    write_cache_kernel[(len(slot_mapping),)](
+        key, value, k_cache, v_cache, slot_mapping, *key.stride()[:2], *value.stride()[:2],
+        *k_cache.stride()[:3], *v_cache.stride()[:3],
+        KV_HEADS=kv_heads, DIM=dim, VALUE_DIM=value_dim, PAGE=k_cache.shape[2],
+        BLOCK_KEY=tile_width(kv_heads * dim), BLOCK_VALUE=tile_width(kv_heads * value_dim),
+    )  # fmt: skip
+
+
+def _combine(
+    out: Tensor,
+    parts: Tensor,
+    lse: Tensor,
+    cu_seqlens: Tensor,
+    kv_lens: Tensor,
+    sinks: Tensor | None,
+    options: dict[str, Any],
+) -> None:
+    _, heads, splits = lse.shape
+    combine_kernel[(len(kv_lens), heads)](
+        out, parts, lse, cu_seqlens, kv_lens, sinks,
+        HEADS=heads, SPLITS=splits, **options, **overlaps(out.device),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How one call is dealt out to programs."""
+
+    decode: bool
+    blocks: int
+    splits: int
+    tiles: _Tiles
+
+
+def _plan(
+    query: Tensor, v_cache: Tensor, block_table: Tensor, sequences: int, longest_query: int, invariant: bool
+) -> _Plan:
+    _, kv_heads, page_size, value_dim = v_cache.shape
+    _, heads, dim = query.shape
+    decode, rows = longest_query == 1 and not invariant, longest_query * heads // kv_heads
+    tile_rows, channels = INVARIANT_ROWS if invariant else rows, max(tile_width(dim), tile_width(value_dim))
+    tiles = _choose_tiles(tile_rows, channels, query.dtype, decode)
+    blocks, most_keys = triton.cdiv(rows, tiles.rows), block_table.shape[1] * page_size
+    programs = blocks * kv_heads * sequences
+    wanted = PROGRAMS_PER_PROCESSOR * processors(query.device) // programs
+    splits = splits_for(wanted, most_keys, tiles.keys, MOST_SPLITS) if decode else 1
+    return _Plan(decode, blocks, splits, tiles)
+
+
+@register_op(fake_cached_attention, mutates=("k_cache", "v_cache"))
+def triton_cached_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    kv_lens: Tensor,
+    block_table: Tensor,
+    slot_mapping: Tensor,
+    batch_info_host: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    logit_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    chunk_size: int | None = None,
+) -> Tensor:
+    """`torch_cached_attention` as kernels: one or two launches in decode, two otherwise.
+
+    Where all sequences of a step begin with it, nothing has to be read from pages: `dense_prefill`.
+    `batch_info_host` says which kernels run: a captured decode step may be replayed for the same number of sequences.
+    """
+    return _attend(
+        False, query, key, value, cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host, k_cache, v_cache,
+        sinks, scale, sliding_window, logit_cap, alibi_slopes, chunk_size,
+    )  # fmt: skip
+
+
+@register_op(
+    fake_cached_attention,
+    mutates=("k_cache", "v_cache"),
+    schema=schema_of("triton_cached_attention"),
+    invariant_form_of="triton_cached_attention",
+)
+def invariant_cached_attention(*arguments: Any) -> Tensor:
+    """`triton_cached_attention` whose rows are the same, bit for bit, in every step: alone, with others, in chunks.
+
+    A row meets the keys of its sequence in order, in tiles that begin where its pages say, in one program.
+    """
+    return _attend(True, *arguments)
+
+
+def _attend(
+    invariant: bool, query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, kv_lens: Tensor,
+    block_table: Tensor, slot_mapping: Tensor, batch_info_host: Tensor, k_cache: Tensor, v_cache: Tensor,
+    sinks: Tensor | None = None, scale: float | None = None, sliding_window: int | None = None,
+    logit_cap: float | None = None, alibi_slopes: Tensor | None = None, chunk_size: int | None = None,
+) -> Tensor:  # fmt: skip
+    require_device(query)
+    q, k, v = (last_contiguous(t)[0] for t in (query, key, value))
+    (tokens, heads, dim), (kv_heads, value_dim) = q.shape, v.shape[1:]
+    sequences, _, longest_query, *_ = batch_info_host.tolist()
+    plan = _plan(q, v_cache, block_table, sequences, longest_query, invariant)
+    # Rows that no sequence owns must be zeros; a decode batch has none, it is padded with whole sequences.
+    new = q.new_empty if plan.decode and tokens == sequences else q.new_zeros
+    if not plan.decode:
+        _write(k, v, slot_mapping, k_cache, v_cache)
+        plain = all(each is None for each in (sinks, sliding_window, logit_cap, alibi_slopes, chunk_size))
+        if plain and not invariant and takes_whole_prompts(q, k, v, k_cache, batch_info_host):
+            return attend_whole_prompts(q, k, v, cu_seqlens, batch_info_host, scale)[None]
+    out = parts = lse = new((tokens, heads, value_dim))
+    if plan.splits > 1:
+        parts = q.new_empty((tokens, heads, plan.splits, value_dim), dtype=torch.float32)
+        lse = q.new_empty((tokens, heads, plan.splits), dtype=torch.float32)
+    common: dict[str, Any] = {
+        "VALUE_DIM": value_dim, "WINDOW": sliding_window, "CHUNK": chunk_size, "HAS_SINKS": sinks is not None,
+        "BLOCK_N": plan.tiles.keys, "BLOCK_VALUE": tile_width(value_dim),
+    }  # fmt: skip
+    attention_kernel[(plan.blocks * plan.splits, kv_heads, sequences)](
+        parts, lse, q, k, v, cu_seqlens, kv_lens, block_table, slot_mapping, k_cache, v_cache, sinks, alibi_slopes,
+        dim**-0.5 if scale is None else scale, plan.splits,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], block_table.stride(0),
+        *k_cache.stride()[:3], *v_cache.stride()[:3],
+        GROUP=heads // kv_heads, KV_HEADS=kv_heads, DIM=dim, PAGE=k_cache.shape[2], LOGIT_CAP=logit_cap,
+        HAS_SLOPES=alibi_slopes is not None,
+        SPLIT=plan.splits > 1, WRITE=plan.decode, MASK_ALL=invariant, DOT_TYPE=dot_type(q.dtype),
+        BLOCK_M=plan.tiles.rows, BLOCK_DIM=tile_width(dim), **common,
+        num_warps=plan.tiles.num_warps, num_stages=plan.tiles.num_stages, **overlaps(q.device),
+    )  # fmt: skip
+    if plan.splits > 1:
+        _combine(out, parts, lse, cu_seqlens, kv_lens, sinks, common)
+    return out[None]

@@ -1,0 +1,59 @@
+"""The short causal convolution in front of a recurrent mixer."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from onboard.ops.library import register_op
+from onboard.ops.linear.activation import activation_function
+
+
+def fake_conv(input: Tensor, weight: Tensor, *_: object, **__: object) -> Tensor:
+    """Return an empty output of `torch_causal_conv1d`: [batch, sequence, out_channels]."""
+    return input.new_empty((*input.shape[:2], weight.shape[0]))
+
+
+@register_op(fake_conv, carries_state=True)
+def torch_causal_conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+    padding_mode: str = "zeros",
+    activation: str | None = None,
+) -> Tensor:
+    """`torch.nn.Conv1d` along the sequence, cut to the sequence's length, and an activation.
+
+    With padding = dilation * (kernel - 1) output i sees inputs up to i.
+
+    Args:
+        input: [batch, sequence, channels].
+        weight: [out_channels, channels // groups, kernel].
+        bias: [out_channels] or None.
+        stride, dilation, groups: as in `nn.Conv1d`; the stride has to be 1.
+        padding: dilation * (kernel - 1), on both sides; what the right side adds is cut off.
+        padding_mode: "zeros".
+        activation: a key of `onboard.ops.linear.activation.ACTIVATIONS`, or None.
+
+    Returns:
+        [batch, sequence, out_channels] in the input's dtype.
+
+    Raises:
+        ValueError: the convolution is not causal, or pads with something else than zeros.
+        UsageError: unknown activation.
+    """
+    if (stride, padding, padding_mode) != (1, dilation * (weight.shape[-1] - 1), "zeros"):
+        raise ValueError(
+            f"torch_causal_conv1d: stride {stride}, padding {padding}, {padding_mode!r} is not causal; "
+            "use stride 1, padding dilation * (kernel - 1), 'zeros'"
+        )
+    length = input.shape[1]
+    channels_first = F.conv1d(input.transpose(1, 2).to(weight.dtype), weight, bias, 1, padding, dilation, groups)
+    out = channels_first[..., :length].transpose(1, 2)
+    if activation is not None:
+        out = activation_function(activation)(out)
+    return out.to(input.dtype).contiguous()

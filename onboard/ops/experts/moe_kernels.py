@@ -1,0 +1,256 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+# (The kernels are written in Triton's language: their arguments have Triton's types.)
+"""Kernels of a mixture of experts: pairs of a token and a chosen expert are sorted by expert, and multiplied in groups.
+
+A counting sort (Knuth, The Art of Computer Programming, vol. 3, section 5.2) brings the pairs of each expert together
+and cuts them into blocks of BLOCK_M rows. A program of a product takes one block and a slice of its expert's weights,
+so that with few tokens every weight of a chosen expert is read once. Nothing depends on values on the host: grids have
+room for the most blocks that there can be, and programs without one end at once.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from onboard.ops.linear.triton_silu_mul import activate
+from onboard.ops.triton.overlap import wait_for_inputs
+
+
+@triton.jit
+def _load_ids(ids_ptr, pair, pairs, EXPERTS: tl.constexpr):
+    """Return the experts of pairs; those that are not here, and what is no pair, have number EXPERTS."""
+    expert = tl.load(ids_ptr + pair, mask=pair < pairs, other=EXPERTS).to(tl.int32)
+    return tl.where((expert >= 0) & (expert < EXPERTS), expert, EXPERTS)
+
+
+@triton.jit
+def _count(ids_ptr, start, stop, EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, ROWS: tl.constexpr):
+    """Return how many of the pairs start..stop each expert has."""
+    column = tl.arange(0, BLOCK_E)
+    counts = tl.zeros([BLOCK_E], tl.int32)
+    for first in range(start, stop, ROWS):
+        expert = _load_ids(ids_ptr, first + tl.arange(0, ROWS), stop, EXPERTS)
+        counts += tl.sum(((expert[:, None] == column[None, :]) & (column < EXPERTS)[None, :]).to(tl.int32), 0)
+    return counts
+
+
+@triton.jit
+def _write_blocks(
+    blocks_ptr, totals, program, programs, blocks, BLOCK_E: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    """Write this program's share of the table of blocks.
+
+    A block is (expert, first place, end of its expert's places); one without rows has an end of 0.
+    """
+    column, ends = tl.arange(0, BLOCK_E), tl.cumsum(totals, 0)
+    each = (totals + BLOCK_M - 1) // BLOCK_M
+    last_blocks = tl.cumsum(each, 0)
+    first_blocks = last_blocks - each
+    for first in range(program * ROWS, blocks, programs * ROWS):
+        block = first + tl.arange(0, ROWS)
+        mine = (block[:, None] >= first_blocks[None, :]) & (block[:, None] < last_blocks[None, :])
+        expert = tl.sum(tl.where(mine, column[None, :], 0), 1)
+        end = tl.sum(tl.where(mine, ends[None, :], 0), 1)
+        begin = tl.sum(tl.where(mine, (ends - totals - first_blocks * BLOCK_M)[None, :], 0), 1) + block * BLOCK_M
+        tl.store(blocks_ptr + block * 3, expert, mask=block < blocks)
+        tl.store(blocks_ptr + block * 3 + 1, begin, mask=block < blocks)
+        tl.store(blocks_ptr + block * 3 + 2, end, mask=block < blocks)
+
+
+@triton.jit(do_not_specialize=["pairs", "blocks"])
+def sort_kernel(
+    order_ptr, blocks_ptr, ids_ptr, pairs, blocks,
+    EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
+    PLACED: tl.constexpr, COMPARED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Sort few pairs at once: each of PLACED pairs looks at all others to find its place."""
+    wait_for_inputs(OVERLAP)
+    pair = tl.program_id(0) * PLACED + tl.arange(0, PLACED)
+    expert = _load_ids(ids_ptr, pair, pairs, EXPERTS)
+    place = tl.zeros([PLACED], tl.int32)
+    for first in range(0, pairs, COMPARED):
+        other = first + tl.arange(0, COMPARED)
+        theirs = _load_ids(ids_ptr, other, pairs, EXPERTS)[None, :]
+        earlier = (theirs == expert[:, None]) & (other[None, :] < pair[:, None])
+        place += tl.sum(((theirs < expert[:, None]) | earlier).to(tl.int32), 1)
+    tl.store(order_ptr + place, pair, mask=(pair < pairs) & (expert < EXPERTS))
+    totals = _count(ids_ptr, 0, pairs, EXPERTS, BLOCK_E, ROWS)
+    _write_blocks(blocks_ptr, totals, tl.program_id(0), tl.num_programs(0), blocks, BLOCK_E, ROWS, BLOCK_M)
+
+
+@triton.jit(do_not_specialize=["pairs", "chunk"])
+def count_kernel(counts_ptr, ids_ptr, pairs, chunk, EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, ROWS: tl.constexpr):
+    """Count the pairs of each expert in one chunk."""
+    start = tl.program_id(0) * chunk
+    counts = _count(ids_ptr, start, tl.minimum(start + chunk, pairs), EXPERTS, BLOCK_E, ROWS)
+    tl.store(counts_ptr + tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E), counts)
+
+
+@triton.jit(do_not_specialize=["pairs", "chunk", "chunks", "blocks"])
+def place_kernel(
+    order_ptr, blocks_ptr, counts_ptr, starts_ptr, ids_ptr, pairs, chunk, chunks, blocks,
+    EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
+    MOST_CHUNKS: tl.constexpr, PLACED: tl.constexpr, COMPARED: tl.constexpr,
+):  # fmt: skip
+    """Place one chunk's pairs behind those of earlier chunks, and write a share of the table of blocks."""
+    program, column, row = tl.program_id(0), tl.arange(0, BLOCK_E), tl.arange(0, MOST_CHUNKS)[:, None]
+    counts = tl.load(counts_ptr + row * BLOCK_E + column[None, :], mask=row < chunks, other=0)
+    totals = tl.sum(counts, 0)
+    starts_ptr += program * BLOCK_E
+    tl.store(starts_ptr + column, tl.cumsum(totals, 0) - totals + tl.sum(tl.where(row < program, counts, 0), 0))
+    tl.debug_barrier()  # all starts are written
+    start = program * chunk
+    stop = tl.minimum(start + chunk, pairs)
+    for first in range(start, stop, PLACED):
+        pair = first + tl.arange(0, PLACED)
+        expert = _load_ids(ids_ptr, pair, stop, EXPERTS)
+        place = tl.load(starts_ptr + expert, mask=expert < EXPERTS, other=0)
+        for low in range(start, first + PLACED, COMPARED):
+            other = low + tl.arange(0, COMPARED)
+            theirs = _load_ids(ids_ptr, other, stop, EXPERTS)[None, :]
+            place += tl.sum(((theirs == expert[:, None]) & (other[None, :] < pair[:, None])).to(tl.int32), 1)
+        tl.store(order_ptr + place, pair, mask=expert < EXPERTS)
+    _write_blocks(blocks_ptr, totals, program, chunks, blocks, BLOCK_E, ROWS, BLOCK_M)
+
+
+@triton.jit
+def _block(blocks_ptr, order_ptr, PAIRS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return a block's expert, the places of its rows, their pairs, and which rows there are.
+
+    With PAIRS nothing was sorted: each block is one pair, whose expert `blocks_ptr` has.
+    """
+    row = tl.arange(0, BLOCK_M)
+    if PAIRS:
+        expert = tl.load(blocks_ptr + tl.program_id(1)).to(tl.int64)
+        place = tl.program_id(1) + row
+        return expert, place, place, (row == 0) & (expert >= 0) & (expert < EXPERTS)
+    else:
+        blocks_ptr += tl.program_id(1) * 3
+        place = tl.load(blocks_ptr + 1) + row
+        real = place < tl.load(blocks_ptr + 2)
+        return tl.load(blocks_ptr).to(tl.int64), place, tl.load(order_ptr + place, mask=real, other=0), real
+
+
+@triton.jit
+def _product(
+    a_ptr, a_row, real, a_stride, w_ptr, w_row, w_real,
+    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DOT_TYPE: tl.constexpr,
+):  # fmt: skip
+    """Return rows of a times rows of w, both with K contiguous: [BLOCK_M, BLOCK_N] float32."""
+    k = tl.arange(0, BLOCK_K)
+    a_ptr += a_row[:, None] * a_stride + k[None, :]
+    w_ptr += w_row[None, :] * K + k[:, None]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for first in range(0, K, BLOCK_K):
+        if K % BLOCK_K == 0:
+            a = tl.load(a_ptr + first, mask=real[:, None], other=0.0)
+            w = tl.load(w_ptr + first, mask=w_real[None, :], other=0.0)
+        else:
+            a = tl.load(a_ptr + first, mask=real[:, None] & (first + k < K)[None, :], other=0.0)
+            w = tl.load(w_ptr + first, mask=w_real[None, :] & (first + k < K)[:, None], other=0.0)
+        total = tl.dot(a.to(DOT_TYPE), w.to(DOT_TYPE), total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def gate(
+    gate_, up, limit, alpha, up_offset,
+    ACTIVATION: tl.constexpr, HAS_LIMIT: tl.constexpr, HAS_ALPHA: tl.constexpr,
+):  # fmt: skip
+    """Return the gated activation, as `torch_moe` defines it."""
+    if HAS_LIMIT:
+        gate_ = tl.minimum(gate_, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+    if HAS_ALPHA:
+        gate_ = gate_ * tl.sigmoid(alpha * gate_)
+    else:
+        gate_ = activate(gate_, ACTIVATION)
+    return gate_ * (up + up_offset)
+
+
+@triton.jit
+def up_kernel(
+    out_ptr, x_ptr, w_ptr, bias_ptr, order_ptr, blocks_ptr, limit, alpha, up_offset, x_stride,
+    PAIRS: tl.constexpr, EXPERTS: tl.constexpr, TOP: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LIMIT: tl.constexpr,
+    HAS_ALPHA: tl.constexpr, DOT_TYPE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """First products of one block's tokens and BLOCK_N channels, activated: rows of out are in the sorted order.
+
+    Rows of up and gate are read alternately, so that one product has both for a channel side by side.
+    """
+    wait_for_inputs(OVERLAP)
+    expert, place, pair, real = _block(blocks_ptr, order_ptr, PAIRS, EXPERTS, BLOCK_M)
+    if tl.max(real.to(tl.int32), 0) == 0:
+        return
+    token = (pair // TOP).to(tl.int64)
+    channel = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if GATED:
+        both = tl.arange(0, 2 * BLOCK_N)
+        row = tl.program_id(0) * BLOCK_N + both // 2
+        inside = row < N
+        row += (both % 2) * N
+        w_ptr += expert * (2 * N * K)
+        total = _product(x_ptr, token, real, x_stride, w_ptr, row, inside, K, BLOCK_M, 2 * BLOCK_N, BLOCK_K, DOT_TYPE)
+        if HAS_BIAS:
+            total += tl.load(bias_ptr + expert * (2 * N) + row, mask=inside, other=0.0).to(tl.float32)[None, :]
+        up, gated = tl.split(tl.reshape(total, [BLOCK_M, BLOCK_N, 2]))
+        out = gate(gated, up, limit, alpha, up_offset, ACTIVATION, HAS_LIMIT, HAS_ALPHA)
+    else:
+        w_ptr += expert * (N * K)
+        total = _product(
+            x_ptr, token, real, x_stride, w_ptr, channel, channel < N, K, BLOCK_M, BLOCK_N, BLOCK_K, DOT_TYPE
+        )
+        if HAS_BIAS:
+            total += tl.load(bias_ptr + expert * N + channel, mask=channel < N, other=0.0).to(tl.float32)[None, :]
+        if HAS_LIMIT:
+            total = tl.minimum(total, limit)
+        out = activate(total, ACTIVATION)
+    mask = real[:, None] & (channel < N)[None, :]
+    out_ptr += place.to(tl.int64)[:, None] * N + channel[None, :]
+    tl.store(out_ptr, out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def down_kernel(
+    out_ptr, hidden_ptr, w_ptr, bias_ptr, routing_ptr, order_ptr, blocks_ptr,
+    PAIRS: tl.constexpr, EXPERTS: tl.constexpr, K: tl.constexpr, N: tl.constexpr, HAS_BIAS: tl.constexpr,
+    DOT_TYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Second product of one block and BLOCK_N channels, times the routing weights: rows of out are those of pairs."""
+    expert, place, pair, real = _block(blocks_ptr, order_ptr, PAIRS, EXPERTS, BLOCK_M)
+    wait_for_inputs(OVERLAP)  # blocks and order are older than the kernel in front, which has waited for them
+    if tl.max(real.to(tl.int32), 0) == 0:
+        return
+    pair = pair.to(tl.int64)
+    channel = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    w_ptr += expert * (N * K)
+    total = _product(
+        hidden_ptr, place.to(tl.int64), real, K, w_ptr, channel, channel < N, K, BLOCK_M, BLOCK_N, BLOCK_K, DOT_TYPE
+    )
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + expert * N + channel, mask=channel < N, other=0.0).to(tl.float32)[None, :]
+    total *= tl.load(routing_ptr + pair, mask=real, other=0.0).to(tl.float32)[:, None]
+    mask = real[:, None] & (channel < N)[None, :]
+    tl.store(out_ptr + pair[:, None] * N + channel[None, :], total.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def combine_experts_kernel(
+    out_ptr, parts_ptr, ids_ptr,
+    TOP: tl.constexpr, N: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Add up what a token's experts brought, in the order of its choices."""
+    wait_for_inputs(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for slot in tl.static_range(TOP):
+        expert = tl.load(ids_ptr + token * TOP + slot)
+        known = (expert >= 0) & (expert < EXPERTS)
+        part = tl.load(parts_ptr + (token * TOP + slot) * N + channel, mask=(channel < N) & known, other=0.0)
+        total += part.to(tl.float32)
+    tl.store(out_ptr + token * N + channel, total.to(out_ptr.dtype.element_ty), mask=channel < N)

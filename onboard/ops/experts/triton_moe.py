@@ -1,0 +1,234 @@
+"""Mixture of experts over stacked weights: how its kernels are launched.
+
+A single token's experts are all different, so that its pairs need no sorting; otherwise they are sorted by expert on
+the device. Nothing waits for the device, and every grid follows from shapes alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from onboard.ops.experts.moe import fake_moe
+from onboard.ops.experts.moe_kernels import (
+    combine_experts_kernel,
+    count_kernel,
+    down_kernel,
+    place_kernel,
+    sort_kernel,
+    up_kernel,
+)
+from onboard.ops.library import register_op, schema_of
+from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
+from onboard.ops.triton.launch import dot_type, last_contiguous, overlaps, power_of_two, require_device
+
+SORT_ELEMENTS = 8192
+"""Numbers of a tile of the sort."""
+PLACED = 32
+"""Pairs that a program of the sort places at a time."""
+FEW_PAIRS = 1024
+"""Most pairs that are sorted by looking at all others."""
+MOST_CHUNKS = 64
+COMBINE_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles of a product: rows, channels of weights read at once, depth; and how programs run."""
+
+    m: int
+    n: int
+    k: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class Routed:
+    """The pairs of tokens and experts, sorted by expert."""
+
+    order: Tensor | None
+    """[pairs] int32: which pair has a place; None: they are not sorted."""
+    blocks: Tensor
+    """[blocks, 3] int32: expert, first place, end of the expert's places; not sorted: the expert of each pair."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Programs that a slice of the weights needs at most."""
+        return self.blocks.numel() if self.order is None else len(self.blocks)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What comes between the products."""
+
+    gated: bool
+    name: str
+    limit: float | None
+    alpha: float | None
+    up_offset: float
+
+    def scalars(self) -> tuple[float, float, float]:
+        """Return the kernels' numbers."""
+        return self.limit or 0.0, self.alpha or 0.0, self.up_offset
+
+    def constants(self) -> dict[str, Any]:
+        """Return the kernels' compile-time arguments."""
+        return {
+            "GATED": self.gated,
+            "ACTIVATION": KERNEL_ACTIVATIONS.get(self.name, "silu"),
+            "HAS_LIMIT": self.limit is not None,
+            "HAS_ALPHA": self.alpha is not None,
+        }
+
+
+def tiles_for(pairs: int, experts: int, dtype: torch.dtype) -> Tiles:
+    """Return the tiles of a product, from the number of pairs that an expert has on average."""
+    if dtype == torch.float32:
+        return Tiles(16, 64, 32, 4, 2)
+    each = pairs / experts
+    if each <= 12:
+        return Tiles(16, 64, 128, 4, 3)
+    if each <= 48:
+        return Tiles(64, 128, 64, 4, 4)
+    return Tiles(128, 256, 64, 8, 4)
+
+
+def invariant_tiles(dtype: torch.dtype) -> Tiles:
+    """Return tiles that do not depend on the number of pairs, with the instruction of large ones."""
+    return Tiles(16, 64, 32, 4, 2) if dtype == torch.float32 else Tiles(64, 128, 64, 4, 4)
+
+
+@register_op(fake_moe)
+def triton_moe_fused(
+    x: Tensor,
+    selected_experts: Tensor,
+    routing_weights: Tensor,
+    w3_w1_stacked_weight: Tensor,
+    w2_stacked_weight: Tensor,
+    is_gated_mlp: bool = True,
+    act_fn: str = "silu",
+    w3_w1_stacked_bias: Tensor | None = None,
+    w2_stacked_bias: Tensor | None = None,
+    limit: float | None = None,
+    alpha: float | None = None,
+    up_offset: float = 0.0,
+    gate_cap: float | None = None,
+    up_cap: float | None = None,
+) -> Tensor:
+    """`torch_moe_fused` as kernels: a sort, two grouped products and the sum; products add up in float32.
+
+    There is no kernel for caps: whoever puts this op in another's place leaves those that have one alone.
+    """
+    return _fused(
+        False, x, selected_experts, routing_weights, w3_w1_stacked_weight, w2_stacked_weight, is_gated_mlp, act_fn,
+        w3_w1_stacked_bias, w2_stacked_bias, limit, alpha, up_offset, gate_cap, up_cap,
+    )  # fmt: skip
+
+
+@register_op(fake_moe, schema=schema_of("triton_moe_fused"), invariant_form_of="triton_moe_fused")
+def invariant_moe_fused(*arguments: Any) -> Tensor:
+    """`triton_moe_fused` whose rows are the same, bit for bit, whatever other rows there are."""
+    return _fused(True, *arguments)
+
+
+def _fused(
+    invariant: bool, x: Tensor, selected: Tensor, routing: Tensor, up: Tensor, down: Tensor,
+    gated: bool = True, act_fn: str = "silu", up_bias: Tensor | None = None, down_bias: Tensor | None = None,
+    limit: float | None = None, alpha: float | None = None, up_offset: float = 0.0,
+    gate_cap: float | None = None, up_cap: float | None = None,
+) -> Tensor:  # fmt: skip
+    assert gate_cap is None, "no kernel caps the gate"
+    assert up_cap is None, "no kernel caps what is gated"
+    require_device(x)
+    tokens = last_contiguous(x.reshape(-1, x.shape[-1]))
+    selected = selected.reshape(len(tokens), -1).contiguous()
+    routing = routing.reshape(len(tokens), -1).contiguous()
+    if not tokens.numel():
+        return fake_moe(x)
+    tiles = invariant_tiles(x.dtype) if invariant else tiles_for(selected.numel(), len(down), x.dtype)
+    activation = Activation(gated, act_fn, limit, alpha, up_offset)
+    return mixture(tokens, selected, routing, (up, up_bias, down, down_bias), activation, tiles).view(x.shape)
+
+
+Weights = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
+"""First product, its bias, second product, its bias."""
+
+
+def mixture(
+    x: Tensor,
+    selected: Tensor,
+    routing: Tensor,
+    weights: Weights,
+    activation: Activation,
+    tiles: Tiles,
+) -> Tensor:
+    """Return the mixture's output [tokens, hidden], each chosen expert's weights read once a block of its tokens."""
+    (tokens, top), (experts, hidden, inner) = selected.shape, weights[2].shape
+    routed = Routed(None, selected) if tokens == 1 else route(selected, experts, tiles.m)
+    middle, parts = x.new_empty(tokens * top, inner), x.new_empty(tokens * top, hidden)
+    _up(middle, x, weights, activation, routed, top, tiles)
+    _down(parts, middle, weights, routing, routed, tiles)
+    out = x.new_empty(tokens, hidden)
+    block = min(COMBINE_BLOCK, power_of_two(hidden))
+    combine_experts_kernel[(tokens, triton.cdiv(hidden, block))](
+        out, parts, selected, TOP=top, N=hidden, EXPERTS=experts, BLOCK=block, **overlaps(x.device)
+    )
+    return out
+
+
+def _up(
+    out: Tensor, x: Tensor, weights: Weights, activation: Activation, routed: Routed, top: int, tiles: Tiles
+) -> None:
+    """Write the activated first product of every pair, [pairs, inner]."""
+    weight, bias, down, _ = weights
+    experts, hidden, inner = down.shape
+    channels = tiles.n // 2 if activation.gated else tiles.n
+    up_kernel[(triton.cdiv(inner, channels), routed.num_blocks)](
+        out, x, weight, bias, routed.order, routed.blocks, *activation.scalars(), x.stride(0),
+        PAIRS=routed.order is None, EXPERTS=experts, TOP=top, K=hidden, N=inner, HAS_BIAS=bias is not None,
+        **activation.constants(), DOT_TYPE=dot_type(x.dtype), BLOCK_M=tiles.m, BLOCK_N=channels, BLOCK_K=tiles.k,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **overlaps(x.device),
+    )  # fmt: skip
+
+
+def _down(out: Tensor, middle: Tensor, weights: Weights, routing: Tensor, routed: Routed, tiles: Tiles) -> None:
+    """Write the second product of every pair, times its routing weight, [pairs, hidden]."""
+    _, _, weight, bias = weights
+    experts, hidden, inner = weight.shape
+    down_kernel[(triton.cdiv(hidden, tiles.n), routed.num_blocks)](
+        out, middle, weight, bias, routing, routed.order, routed.blocks,
+        PAIRS=routed.order is None, EXPERTS=experts, K=inner, N=hidden, HAS_BIAS=bias is not None,
+        DOT_TYPE=dot_type(out.dtype), BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **overlaps(out.device),
+    )  # fmt: skip
+
+
+def route(selected: Tensor, experts: int, rows: int) -> Routed:
+    """Sort pairs by expert and cut each expert's into blocks of `rows`."""
+    pairs, block_e = selected.numel(), power_of_two(experts)
+    blocks = min(experts, pairs) + pairs // rows
+    order = torch.empty(pairs, dtype=torch.int32, device=selected.device)
+    table = torch.empty((blocks, 3), dtype=torch.int32, device=selected.device)
+    counted = max(1, min(SORT_ELEMENTS // block_e, power_of_two(pairs)))
+    placed = min(PLACED, power_of_two(pairs))
+    sizes: dict[str, Any] = {"EXPERTS": experts, "BLOCK_E": block_e, "ROWS": counted, "num_warps": 4}
+    tiles = {"BLOCK_M": rows, "PLACED": placed, "COMPARED": min(SORT_ELEMENTS // placed, power_of_two(pairs))}
+    if pairs <= FEW_PAIRS:
+        sort_kernel[(triton.cdiv(pairs, placed),)](
+            order, table, selected, pairs, blocks, **sizes, **tiles, **overlaps(selected.device)
+        )
+        return Routed(order, table)
+    chunk = placed * triton.cdiv(pairs, placed * MOST_CHUNKS)
+    chunks = triton.cdiv(pairs, chunk)
+    counts, starts = torch.empty((2, chunks, block_e), dtype=torch.int32, device=selected.device)
+    count_kernel[(chunks,)](counts, selected, pairs, chunk, **sizes)
+    place_kernel[(chunks,)](
+        order, table, counts, starts, selected, pairs, chunk, chunks, blocks,
+        **sizes, **tiles, MOST_CHUNKS=power_of_two(chunks),
+    )  # fmt: skip
+    return Routed(order, table)

@@ -1,0 +1,1 @@
+"""What is done with whole rows of hidden states: choosing them, keeping them."""

@@ -1,0 +1,163 @@
+"""Multi-head latent attention over a paged cache of latents: how its kernels are launched.
+
+All steps attend to the latents themselves; the weight that would expand them is absorbed into queries and outputs by
+two batched matrix products of the library. Nothing waits for the device, and in decode every grid follows from shapes
+alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from onboard.ops.attention.attention_kernels import combine_kernel, write_cache_kernel
+from onboard.ops.latent_attention.mla import fake_mla
+from onboard.ops.latent_attention.mla_kernels import mla_kernel
+from onboard.ops.library import register_op
+from onboard.ops.triton.launch import (
+    dot_type,
+    last_contiguous,
+    overlaps,
+    processors,
+    require_device,
+    shared_memory,
+    splits_for,
+    tile_width,
+)
+
+MOST_SPLITS = 128
+COMBINED_CHANNELS = 128
+"""What one warp joins: programs so small that many run at a time."""
+ROWS, KEYS = 64, 64
+"""Of the widest tile: what the accumulators leave of the registers, and what two buffers leave of shared memory."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How one call is dealt out to programs."""
+
+    decode: bool
+    rows: int
+    """Rows of a tile: pairs of a query and a head."""
+    keys: int
+    blocks: int
+    splits: int
+    num_warps: int
+    num_stages: int
+
+
+def _buffers(memory: int, channels: int) -> int:
+    """Return how many tiles of keys the shared memory holds beside queries and weights, all in 16-bit types."""
+    return (memory // 2 - ROWS * (channels + KEYS)) // (KEYS * channels)
+
+
+def _plan(queries: Tensor, rope: int, most_keys: int, sequences: int, longest_query: int) -> _Plan:
+    """Tiles that fit in the registers and the shared memory of a multiprocessor.
+
+    With 64 rows there is one program a multiprocessor (of compute capability 9.0), which loads a tile of keys while it
+    computes with the one before, where both fit; a tile of 16 rows leaves room for two programs.
+    """
+    rows, channels = longest_query * queries.shape[1], tile_width(queries.shape[2]) + tile_width(rope)
+    buffers = _buffers(shared_memory(queries.device), channels)
+    if queries.dtype == torch.float32:  # products of float32 proper run outside the matrix units
+        tile, keys, stages = 16, 16, 2
+    elif tile_width(rows) > 16 and buffers >= 1:
+        tile, keys, stages = min(ROWS, tile_width(rows)), KEYS, min(2, buffers)
+    else:
+        tile, keys, stages = 16, 32, 3 if buffers >= 1 else 2
+    blocks, decode = triton.cdiv(rows, tile), longest_query == 1
+    wanted = processors(queries.device) * (2 if tile == 16 else 1) // (blocks * sequences)
+    splits = splits_for(wanted, most_keys, keys, MOST_SPLITS) if decode else 1
+    return _Plan(decode, tile, keys, blocks, splits, 4 if tile == 16 else 8, stages)
+
+
+@register_op(fake_mla, mutates=("mla_cache",))
+def triton_cached_mla(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    compressed_kv: Tensor,
+    kpe: Tensor,
+    kv_b_proj_weight: Tensor,
+    cu_seqlens: Tensor,
+    kv_lens: Tensor,
+    block_table: Tensor,
+    slot_mapping: Tensor,
+    batch_info_host: Tensor,
+    mla_cache: Tensor,
+    scale: float | None = None,
+) -> Tensor:
+    """`torch_cached_mla` as kernels: one or two launches between two batched matrix products in decode.
+
+    `batch_info_host` says which kernels run: a captured decode step may be replayed for the same number of sequences.
+    """
+    require_device(q_nope)
+    heads, nope = q_nope.shape[2:]
+    by_head = kv_b_proj_weight.view(heads, -1, compressed_kv.shape[-1])
+    queries = torch.bmm(q_nope[0].transpose(0, 1), by_head[:, :nope]).transpose(0, 1)
+    factor = (nope + q_pe.shape[-1]) ** -0.5 if scale is None else scale
+    mixed = _attend(
+        queries, last_contiguous(q_pe)[0], last_contiguous(compressed_kv)[0], last_contiguous(kpe)[0, :, 0],
+        cu_seqlens, kv_lens, block_table, slot_mapping, batch_info_host, mla_cache, factor,
+    )  # fmt: skip
+    out = fake_mla(q_nope, q_pe, compressed_kv, kpe, kv_b_proj_weight)
+    torch.bmm(mixed.transpose(0, 1), by_head[:, nope:].transpose(1, 2), out=out[0].transpose(0, 1))
+    return out
+
+
+def _attend(
+    queries: Tensor,
+    rotated: Tensor,
+    latent: Tensor,
+    key: Tensor,
+    cu_seqlens: Tensor,
+    kv_lens: Tensor,
+    block_table: Tensor,
+    slot_mapping: Tensor,
+    batch_info_host: Tensor,
+    cache: Tensor,
+    scale: float,
+) -> Tensor:
+    """Store the new latents and keys, then mix the latents that each query and head sees: [tokens, heads, rank]."""
+    (tokens, heads, rank), rope, page_size = queries.shape, key.shape[-1], cache.shape[2]
+    sequences, _, longest_query, *_ = batch_info_host.tolist()
+    plan = _plan(queries, rope, block_table.shape[1] * page_size, sequences, longest_query)
+    # Rows that no sequence owns must be zeros; a decode batch has none, it is padded with whole sequences.
+    new = queries.new_empty if plan.decode and tokens == sequences else queries.new_zeros
+    out = parts = lse = new((tokens, heads, rank))
+    if not plan.decode:
+        _write(latent, key, slot_mapping, cache)
+    if plan.splits > 1:
+        parts = queries.new_empty((tokens, heads, plan.splits, rank), dtype=torch.float32)
+        lse = queries.new_empty((tokens, heads, plan.splits), dtype=torch.float32)
+    mla_kernel[(plan.blocks, plan.splits, sequences)](
+        parts, lse, queries, rotated, latent, key, cu_seqlens, kv_lens, block_table, slot_mapping, cache,
+        scale, *queries.stride()[:2], *rotated.stride()[:2], latent.stride(0), key.stride(0),
+        block_table.stride(0), cache.stride(0), cache.stride(2),
+        HEADS=heads, RANK=rank, ROPE=rope, PAGE=page_size, SPLIT=plan.splits > 1, WRITE=plan.decode,
+        DOT_TYPE=dot_type(queries.dtype), EARLY=plan.splits > 1 and overlaps(queries.device)["OVERLAP"],
+        BLOCK_M=plan.rows, BLOCK_N=plan.keys, BLOCK_RANK=tile_width(rank), BLOCK_ROPE=tile_width(rope),
+        num_warps=plan.num_warps, num_stages=plan.num_stages,
+    )  # fmt: skip
+    if plan.splits > 1:
+        channels = min(COMBINED_CHANNELS, tile_width(rank))
+        combine_kernel[(sequences, heads, triton.cdiv(rank, channels))](
+            out, parts, lse, cu_seqlens, kv_lens, None, HEADS=heads, VALUE_DIM=rank, WINDOW=None, CHUNK=None,
+            HAS_SINKS=False, SPLITS=plan.splits, BLOCK_N=plan.keys, BLOCK_VALUE=channels, num_warps=1,
+            **overlaps(queries.device),
+        )  # fmt: skip
+    return out
+
+
+def _write(latent: Tensor, key: Tensor, slot_mapping: Tensor, cache: Tensor) -> None:
+    """Store latents and keys side by side, each as if it were a head."""
+    rank, rope = latent.shape[-1], key.shape[-1]
+    latents, keys = cache[..., :rank], cache[..., rank:]
+    write_cache_kernel[(len(slot_mapping),)](
+        latent, key, latents, keys, slot_mapping, latent.stride(0), 0, key.stride(0), 0,
+        *latents.stride()[:3], *keys.stride()[:3],
+        KV_HEADS=1, DIM=rank, VALUE_DIM=rope, PAGE=cache.shape[2],
+        BLOCK_KEY=tile_width(rank), BLOCK_VALUE=tile_width(rope),
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Linear layers, feed-forward blocks and their activations."""

@@ -1,0 +1,1 @@
+"""Attention to chosen keys, what chooses them, and entries that stand for blocks of tokens."""

@@ -1,0 +1,1 @@
+"""State space models: Mamba's scan and Mamba 2's."""

@@ -1,0 +1,132 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, misc"
+# (The kernels are written in Triton's language: their arguments have Triton's types.)
+"""Kernels of state space models: Mamba 2 (arXiv:2405.21060, section 6) and Mamba (arXiv:2312.00752, section 3).
+
+A program keeps some channels of a state in registers: no two channels meet. Decode goes from token to token; so does
+Mamba, whose decays differ from channel to channel; Mamba 2 otherwise comes in chunks, as matrix products.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from onboard.ops.recurrences.triton_state import pairwise_decay, softplus, span
+from onboard.ops.triton.overlap import wait_for_inputs
+
+
+@triton.jit
+def _time_steps(dt, bias, least, most):
+    return tl.minimum(tl.maximum(softplus(dt.to(tl.float32) + bias), least), most)
+
+
+@triton.jit
+def ssm_step_kernel(
+    out_ptr, x_ptr, A_ptr, B_ptr, C_ptr, D_ptr, dt_ptr, bias_ptr, cu_seqlens_ptr, kv_lens_ptr, slots_ptr, cache_ptr,
+    least, most, x_stride_token, x_stride_head, B_stride_token, B_stride_group, C_stride_token, C_stride_group,
+    dt_stride_token, cache_stride,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Take the new tokens of one sequence, one by one, into BLOCK_P channels of one head's state."""
+    head = tl.program_id(1)
+    start, tokens, continues, slot = span(tl.program_id(2), cu_seqlens_ptr, kv_lens_ptr, slots_ptr)
+    channel, n = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_N)
+    inside = (channel < SIZE)[:, None] & (n < STATE)[None, :]
+    cache_ptr += slot * cache_stride + head * (SIZE * STATE) + channel[:, None] * STATE + n[None, :]
+    state = tl.load(cache_ptr, mask=inside & continues, other=0.0)
+    A, D = tl.load(A_ptr + head).to(tl.float32), tl.load(D_ptr + head).to(tl.float32)
+    bias = tl.load(bias_ptr + head).to(tl.float32)
+    wait_for_inputs(OVERLAP, START_NEXT=False)  # the state is that of an earlier step
+    x_ptr += start * x_stride_token + head * x_stride_head + channel
+    B_ptr += start * B_stride_token + head // GROUP * B_stride_group + n
+    C_ptr += start * C_stride_token + head // GROUP * C_stride_group + n
+    dt_ptr += start * dt_stride_token + head
+    out_ptr += (start * HEADS + head) * SIZE + channel
+    for token in range(tokens):
+        x = tl.load(x_ptr + token * x_stride_token, mask=channel < SIZE, other=0.0).to(tl.float32)
+        B = tl.load(B_ptr + token * B_stride_token, mask=n < STATE, other=0.0).to(tl.float32)
+        C = tl.load(C_ptr + token * C_stride_token, mask=n < STATE, other=0.0).to(tl.float32)
+        dt = _time_steps(tl.load(dt_ptr + token * dt_stride_token), bias, least, most)
+        state = state * tl.exp(dt * A) + (dt * x)[:, None] * B[None, :]
+        out = tl.sum(state * C[None, :], 1) + D * x
+        tl.store(out_ptr + token * (HEADS * SIZE), out, mask=channel < SIZE)
+    tl.store(cache_ptr, state, mask=inside)
+
+
+@triton.jit
+def ssm_chunk_kernel(
+    out_ptr, x_ptr, A_ptr, B_ptr, C_ptr, D_ptr, dt_ptr, bias_ptr, cu_seqlens_ptr, kv_lens_ptr, slots_ptr, cache_ptr,
+    least, most, x_stride_token, x_stride_head, B_stride_token, B_stride_group, C_stride_token, C_stride_group,
+    dt_stride_token, cache_stride,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Take the new tokens of one sequence, chunk by chunk, into BLOCK_P channels of one head's state."""
+    head = tl.program_id(1)
+    start, tokens, continues, slot = span(tl.program_id(2), cu_seqlens_ptr, kv_lens_ptr, slots_ptr)
+    row, n = tl.arange(0, CHUNK), tl.arange(0, BLOCK_N)
+    channel = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    kept = (channel < SIZE)[:, None] & (n < STATE)[None, :]
+    cache_ptr += slot * cache_stride + head * (SIZE * STATE) + channel[:, None] * STATE + n[None, :]
+    state = tl.load(cache_ptr, mask=kept & continues, other=0.0)
+    A, D = tl.load(A_ptr + head).to(tl.float32), tl.load(D_ptr + head).to(tl.float32)
+    bias = tl.load(bias_ptr + head).to(tl.float32)
+    x_ptr += head * x_stride_head + channel[None, :]
+    B_ptr += head // GROUP * B_stride_group + n[None, :]
+    C_ptr += head // GROUP * C_stride_group + n[None, :]
+    for first in range(0, tokens, CHUNK):
+        token, inside = start + first + row, first + row < tokens
+        states, channels = inside[:, None] & (n < STATE)[None, :], inside[:, None] & (channel < SIZE)[None, :]
+        x = tl.load(x_ptr + token[:, None] * x_stride_token, mask=channels, other=0.0).to(tl.float32)
+        B = tl.load(B_ptr + token[:, None] * B_stride_token, mask=states, other=0.0).to(tl.float32)
+        C = tl.load(C_ptr + token[:, None] * C_stride_token, mask=states, other=0.0).to(tl.float32)
+        dt = tl.load(dt_ptr + token * dt_stride_token + head, mask=inside, other=0.0)
+        dt = tl.where(inside, _time_steps(dt, bias, least, most), 0.0)
+        total, last = tl.cumsum(dt * A, 0), tl.sum(dt * A, 0)
+        inputs = x * dt[:, None]
+        weights = tl.dot(C, tl.trans(B), input_precision=PRECISION) * pairwise_decay(total, False, CHUNK)
+        out = tl.dot(weights, inputs, D * x, input_precision=PRECISION)
+        out = tl.dot(C * tl.exp(total)[:, None], tl.trans(state), out, input_precision=PRECISION)
+        tl.store(out_ptr + (token * HEADS + head)[:, None] * SIZE + channel[None, :], out, mask=channels)
+        left = inputs * tl.exp(last - total)[:, None]
+        state = tl.dot(tl.trans(left), B, state * tl.exp(last), input_precision=PRECISION)
+    tl.store(cache_ptr, state, mask=kept)
+
+
+@triton.jit
+def selective_scan_kernel(
+    out_ptr, x_ptr, dt_ptr, A_ptr, B_ptr, C_ptr, D_ptr, z_ptr, bias_ptr,
+    cu_seqlens_ptr, kv_lens_ptr, slots_ptr, cache_ptr,
+    x_stride, dt_stride, B_stride, C_stride, z_stride, cache_stride,
+    CHANNELS: tl.constexpr, STATE: tl.constexpr, HAS_D: tl.constexpr, HAS_GATE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Take the new tokens of one sequence, one by one, into the states of BLOCK_C channels."""
+    start, tokens, continues, slot = span(tl.program_id(1), cu_seqlens_ptr, kv_lens_ptr, slots_ptr)
+    channel, n = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_N)
+    real, inside = channel < CHANNELS, (channel < CHANNELS)[:, None] & (n < STATE)[None, :]
+    place = channel[:, None] * STATE + n[None, :]
+    cache_ptr += slot * cache_stride + place
+    state = tl.load(cache_ptr, mask=inside & continues, other=0.0)
+    A = tl.load(A_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    D, bias = tl.zeros([BLOCK_C], tl.float32), tl.zeros([BLOCK_C], tl.float32)
+    if HAS_D:
+        D = tl.load(D_ptr + channel, mask=real, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + channel, mask=real, other=0.0).to(tl.float32)
+    x_ptr += start * x_stride + channel
+    dt_ptr += start * dt_stride + channel
+    out_ptr += start * CHANNELS + channel
+    for token in range(tokens):
+        x = tl.load(x_ptr + token * x_stride, mask=real, other=0.0).to(tl.float32)
+        dt = softplus(tl.load(dt_ptr + token * dt_stride, mask=real, other=0.0).to(tl.float32) + bias)
+        B = tl.load(B_ptr + (start + token) * B_stride + n, mask=n < STATE, other=0.0).to(tl.float32)
+        C = tl.load(C_ptr + (start + token) * C_stride + n, mask=n < STATE, other=0.0).to(tl.float32)
+        state = state * tl.exp(dt[:, None] * A) + (dt * x)[:, None] * B[None, :]
+        out = tl.sum(state * C[None, :], 1) + D * x
+        if HAS_GATE:
+            z = tl.load(z_ptr + (start + token) * z_stride + channel, mask=real, other=0.0).to(tl.float32)
+            out *= z * tl.sigmoid(z)
+        tl.store(out_ptr + token * CHANNELS, out.to(out_ptr.dtype.element_ty), mask=real)
+    tl.store(cache_ptr, state, mask=inside)

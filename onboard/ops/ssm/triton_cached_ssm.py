@@ -1,0 +1,166 @@
+"""State space models with a cache of each sequence's state: how their kernels are launched.
+
+Nothing here waits for the device, and in decode every grid follows from shapes alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from onboard.ops.library import register_op
+from onboard.ops.recurrences.triton_state import chunk_options, output_rows
+from onboard.ops.ssm.ssd_kernels import ssd_output_kernel, ssd_pass_kernel, ssd_state_kernel
+from onboard.ops.ssm.ssm import fake_ssm
+from onboard.ops.ssm.ssm_kernels import selective_scan_kernel, ssm_chunk_kernel, ssm_step_kernel
+from onboard.ops.triton.launch import (
+    dot_type,
+    last_contiguous,
+    overlaps,
+    power_of_two,
+    processors,
+    require_device,
+    tile_width,
+)
+
+CHUNK = 64
+MOST_STEPS = 4
+"""Longest query that goes from token to token."""
+LONG_CHUNK, LONG_QUERY = 128, 512
+"""Length of the chunks of a query from that length on; they are then found at once."""
+PASS_BLOCK = 1024
+STATE_ELEMENTS = 4096
+"""Numbers of a state that a program of four warps keeps in registers."""
+SCAN_ELEMENTS = 512
+"""The same for a program of one warp; the tokens of a scan come one by one, so that many programs have to run."""
+
+
+@register_op(fake_ssm, mutates=("ssm_cache",))
+def triton_cached_ssm(
+    hidden_states: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt: Tensor,
+    dt_bias: Tensor,
+    cu_seqlens: Tensor,
+    kv_lens: Tensor,
+    state_slots: Tensor,
+    batch_info_host: Tensor,
+    ssm_cache: Tensor,
+    time_step_limit: list[float],
+    chunk_size: int,
+) -> Tensor:
+    """`torch_cached_ssm` as one kernel; its chunks have a size of their own, which changes rounding only."""
+    require_device(hidden_states)
+    x, B, C, dt = (last_contiguous(each)[0] for each in (hidden_states, B, C, dt))
+    (heads, size), (groups, state) = x.shape[1:], B.shape[1:]
+    sequences, _, longest_query, *_ = batch_info_host.tolist()
+    out = output_rows(tuple(x.shape), ssm_cache.dtype, batch_info_host, x.device)
+    tensors = (out, x, A, B, C, D, dt, dt_bias, cu_seqlens, kv_lens, state_slots, ssm_cache, *time_step_limit)
+    strides = (*x.stride()[:2], *B.stride()[:2], *C.stride()[:2], dt.stride(0), ssm_cache.stride(0))
+    sizes: dict[str, Any] = {"HEADS": heads, "GROUP": heads // groups, "SIZE": size, "STATE": state}
+    sizes["BLOCK_N"] = tile_width(state)
+    if longest_query <= MOST_STEPS:
+        width = _step_width(sizes["BLOCK_N"], size, heads * sequences, x.device)
+        ssm_step_kernel[(triton.cdiv(size, width), heads, sequences)](
+            *tensors, *strides, **sizes, BLOCK_P=width, num_warps=4, **overlaps(x.device)
+        )
+        return out[None]
+    if longest_query >= LONG_QUERY:
+        spans = (cu_seqlens, kv_lens, state_slots)
+        inputs = (x, A, B, C, D, dt, dt_bias)
+        _all_chunks(out, *inputs, spans, sequences, longest_query, ssm_cache, time_step_limit, sizes)
+        return out[None]
+    width = min(32, tile_width(size))
+    ssm_chunk_kernel[(triton.cdiv(size, width), heads, sequences)](
+        *tensors, *strides, **sizes, BLOCK_P=width, **chunk_options(CHUNK, x.dtype)
+    )
+    return out[None]
+
+
+def _all_chunks(
+    out: Tensor,
+    x: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt: Tensor,
+    dt_bias: Tensor,
+    spans: tuple[Tensor, Tensor, Tensor],
+    sequences: int,
+    longest_query: int,
+    cache: Tensor,
+    time_step_limit: list[float],
+    sizes: dict[str, Any],
+) -> None:
+    """Write the outputs and the states behind them, the chunks of long queries in parallel."""
+    (heads, size), state = x.shape[1:], sizes["STATE"]
+    options = chunk_options(LONG_CHUNK, x.dtype) | {"DOT_TYPE": dot_type(x.dtype)}
+    length = options["CHUNK"]
+    chunks, numbers = triton.cdiv(longest_query, length), len(x) // length + sequences
+    states = torch.empty((numbers, heads, size * state), dtype=torch.float32, device=x.device)
+    decays = torch.empty((numbers, heads), dtype=torch.float32, device=x.device)
+    width = min(64, tile_width(size))
+    grid = (triton.cdiv(size, width), heads, sequences * chunks)
+    ssd_state_kernel[grid](
+        states, decays, x, A, B, dt, dt_bias, *spans, chunks, *time_step_limit,
+        *x.stride()[:2], *B.stride()[:2], dt.stride(0), **sizes, **options, BLOCK_P=width,
+    )  # fmt: skip
+    ssd_pass_kernel[(triton.cdiv(size * state, PASS_BLOCK), heads, sequences)](
+        states, decays, *spans, cache, cache.stride(0),
+        HEADS=heads, ELEMENTS=size * state, CHUNK=length, BLOCK=PASS_BLOCK, num_warps=4,
+    )  # fmt: skip
+    ssd_output_kernel[grid](
+        out, states, x, A, B, C, D, dt, dt_bias, *spans, chunks, *time_step_limit,
+        *x.stride()[:2], *B.stride()[:2], *C.stride()[:2], dt.stride(0), **sizes, **options, BLOCK_P=width,
+    )  # fmt: skip
+
+
+def _step_width(states: int, size: int, heads: int, device: torch.device) -> int:
+    """Channels of a program: fewer when there are few heads, so that all multiprocessors have work."""
+    width = min(power_of_two(size), max(4, STATE_ELEMENTS // states))
+    while width > 4 and heads * triton.cdiv(size, width) < 2 * processors(device):
+        width //= 2
+    return width
+
+
+@register_op(
+    lambda hidden_states, *_, **__: torch.empty_like(hidden_states, memory_format=torch.contiguous_format),
+    mutates=("scan_cache",),
+)
+def triton_cached_selective_scan(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    cu_seqlens: Tensor,
+    kv_lens: Tensor,
+    state_slots: Tensor,
+    batch_info_host: Tensor,
+    scan_cache: Tensor,
+) -> Tensor:
+    """`torch_cached_selective_scan` as one kernel."""
+    require_device(hidden_states)
+    x, dt, B, C = (last_contiguous(each)[0] for each in (hidden_states, dt, B, C))
+    gate = x if z is None else last_contiguous(z)[0]
+    channels, state = A.shape
+    out = output_rows(tuple(x.shape), x.dtype, batch_info_host, x.device)
+    block_n = power_of_two(state)
+    width = min(power_of_two(channels), max(1, SCAN_ELEMENTS // block_n))
+    selective_scan_kernel[(triton.cdiv(channels, width), int(batch_info_host[0]))](
+        out, x, dt, A.contiguous(), B, C, D, gate, dt_bias, cu_seqlens, kv_lens, state_slots, scan_cache,
+        x.stride(0), dt.stride(0), B.stride(0), C.stride(0), gate.stride(0), scan_cache.stride(0),
+        CHANNELS=channels, STATE=state, HAS_D=D is not None, HAS_GATE=z is not None, HAS_BIAS=dt_bias is not None,
+        BLOCK_C=width, BLOCK_N=block_n, num_warps=1,
+    )  # fmt: skip
+    return out[None]
