@@ -17,8 +17,10 @@ R = TypeVar("R")
 NAMESPACE = "onboard"
 
 
-StateOf = Callable[..., tuple[tuple[int, ...], torch.dtype]]
-"""The arguments of a canonical op, by name -> shape and dtype of what its cached form keeps of each sequence."""
+State = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype of what a cached op keeps of each sequence."""
+StateOf = Callable[..., State]
+"""The arguments of a canonical op, by name -> what its cached form keeps of each sequence."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def register_op(
         inserted: transforms put it into graphs; model files may not use it.
         cached_form_of: the canonical op whose place it takes in a cached graph. Ops of the same name with another word
             in place of "torch" are other back ends of it.
-        state: what a recurrence's cached form keeps of each sequence.
+        state: what a recurrence's cached form keeps of each sequence, in its first cache.
         invariant_form_of: the op whose place it takes where results may not depend on the batch.
         row_wise: each row of its results follows from the same row of its inputs, and is the same, bit for bit, for any
             number of rows.

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
-from onboard.cache.batch import METADATA_NAMES
 from onboard.cache.resources import CacheResource, KVPagedResource
 from onboard.graph.cache_init.descriptor import CachedOpDescriptor, tensor_argument
 from onboard.graph.cache_init.insert_cached import InsertCached
@@ -20,8 +17,6 @@ class BlockIndexerDescriptor(CachedOpDescriptor):
     """The choice of whole blocks of keys for sparse attention, with a small key of its own for each block."""
 
     source = torch.ops.onboard.torch_block_indexer
-    num_tensors = 3
-    metadata = METADATA_NAMES
 
     def note(self, node: fx.Node) -> str:
         """Scores of few heads tie, and then transformers' choice is not one to compare with."""
@@ -32,11 +27,6 @@ class BlockIndexerDescriptor(CachedOpDescriptor):
         """Return one cache: a token's key, in its own dtype, since what is chosen hangs on small differences."""
         key = tensor_argument(node, 1).meta["val"]
         return {"index_cache": KVPagedResource(1, key.shape[-1], key.dtype, page_size)}
-
-    def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return top_k, block_size, scale and expand."""
-        found = arguments(node)
-        return tuple(found[name] for name in ("top_k", "block_size", "scale", "expand"))
 
 
 @register_transform("insert_cached_block_indexer")

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import fx
 
-from onboard.cache.batch import STATE_METADATA_NAMES
-from onboard.cache.resources import CacheResource, StateResource
-from onboard.graph.backends import kernel_obstacle
-from onboard.graph.cache_init.descriptor import CachedOpDescriptor, refuse_unless, tensor_argument
+from onboard.graph.cache_init.descriptor import StateDescriptor, refuse_unless, tensor_argument
 from onboard.graph.cache_init.insert_cached import InsertCached
 from onboard.graph.fx import arguments
 from onboard.graph.transform import register_transform
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 
 
-class CausalConvDescriptor(CachedOpDescriptor):
+class CausalConvDescriptor(StateDescriptor):
     """A short convolution along the sequence."""
-
-    source = torch.ops.onboard.torch_causal_conv1d
-    num_tensors = 3
-    metadata = STATE_METADATA_NAMES
 
     def check(self, node: fx.Node) -> None:
         """Refuse convolutions that skip tokens or pad with anything else than zeros."""
@@ -35,21 +25,11 @@ class CausalConvDescriptor(CachedOpDescriptor):
             return "the convolution mixes channels"
         if found["activation"] not in (None, *KERNEL_ACTIVATIONS):
             return f"its kernel has no activation {found['activation']!r}"
-        return kernel_obstacle(channels.dtype)
-
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
-        """Return one cache: the inputs that the next output still sees, in their own dtype."""
-        channels = tensor_argument(node, 0).meta["val"]
-        return {"conv_cache": StateResource((arguments(node)["padding"], int(channels.shape[-1])), channels.dtype)}
-
-    def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return dilation, groups and activation."""
-        found = arguments(node)
-        return tuple(found[name] for name in ("dilation", "groups", "activation"))
+        return super().kernel_obstacle(node)
 
 
 @register_transform("insert_cached_causal_conv")
 class InsertCachedCausalConv(InsertCached):
     """The last inputs of each sequence in a slot of the cache."""
 
-    descriptor = CausalConvDescriptor()
+    descriptor = CausalConvDescriptor("torch_causal_conv1d")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
-from onboard.cache.batch import METADATA_NAMES
 from onboard.cache.resources import CacheResource, KVPagedResource
 from onboard.graph.cache_init.descriptor import CachedOpDescriptor, tensor_argument
 from onboard.graph.cache_init.insert_cached import InsertCached
@@ -19,8 +16,6 @@ class CompressedAttentionDescriptor(CachedOpDescriptor):
     """Attention to the tokens of a window and to entries that stand for blocks of tokens."""
 
     source = torch.ops.onboard.torch_compressed_attention
-    num_tensors = 4
-    metadata = METADATA_NAMES
     has_second_table = True
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
@@ -32,11 +27,6 @@ class CompressedAttentionDescriptor(CachedOpDescriptor):
             "kv_cache": KVPagedResource(1, int(kv.shape[3]), dtype or kv.dtype, page_size, window),
             "entry_cache": KVPagedResource(1, int(entries.shape[2]), dtype or entries.dtype, page_size, None, block),
         }
-
-    def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return block_size, sliding_window, scale and sinks."""
-        found = arguments(node)
-        return tuple(found[name] for name in ("block_size", "sliding_window", "scale", "sinks"))
 
 
 @register_transform("insert_cached_compressed_attention")

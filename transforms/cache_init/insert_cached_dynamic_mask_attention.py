@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
-from onboard.cache.batch import METADATA_NAMES
 from onboard.cache.resources import CacheResource, KVPagedResource
 from onboard.graph.cache_init.descriptor import CachedOpDescriptor, tensor_argument
 from onboard.graph.cache_init.insert_cached import InsertCached
@@ -19,8 +16,6 @@ class DynamicMaskAttentionDescriptor(CachedOpDescriptor):
     """Attention to the keys that have the largest bias of their own."""
 
     source = torch.ops.onboard.torch_dynamic_mask_attention
-    num_tensors = 4
-    metadata = METADATA_NAMES
 
     def note(self, node: fx.Node) -> str:
         """Repeated tokens may have equal biases, and then transformers' choice is not one to compare with."""
@@ -39,11 +34,6 @@ class DynamicMaskAttentionDescriptor(CachedOpDescriptor):
             "v_cache": KVPagedResource(heads, int(value.shape[3]), dtype or value.dtype, page_size, window),
             "bias_cache": KVPagedResource(heads, 1, bias.dtype, page_size, window),
         }
-
-    def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return keep, scale and sliding_window."""
-        found = arguments(node)
-        return found["keep"], found["scale"], found["sliding_window"]
 
 
 @register_transform("insert_cached_dynamic_mask_attention")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
-from onboard.cache.batch import METADATA_NAMES
 from onboard.cache.resources import CacheResource, KVPagedResource
 from onboard.graph.backends import kernel_obstacle
 from onboard.graph.cache_init.descriptor import CachedOpDescriptor, refuse_unless, tensor_argument
 from onboard.graph.cache_init.insert_cached import InsertCached
-from onboard.graph.fx import arguments
 from onboard.graph.transform import register_transform
 
 MOST_RANK = 1024
@@ -23,8 +19,6 @@ class MLADescriptor(CachedOpDescriptor):
     """Latent attention: one normalised latent and one rotated key a token, the same for all heads."""
 
     source = torch.ops.onboard.torch_mla
-    num_tensors = 5
-    metadata = METADATA_NAMES
 
     def check(self, node: fx.Node) -> None:
         """Refuse attention to later tokens."""
@@ -40,10 +34,6 @@ class MLADescriptor(CachedOpDescriptor):
         """Return one cache: the latent and the rotated key of a token side by side."""
         latent, rotated = (tensor_argument(node, index).meta["val"] for index in (2, 3))
         return {"mla_cache": KVPagedResource(1, latent.shape[-1] + rotated.shape[-1], dtype or latent.dtype, page_size)}
-
-    def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return the scale."""
-        return (arguments(node)["scale"],)
 
 
 @register_transform("insert_cached_mla_attention")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
-from onboard.cache.batch import METADATA_NAMES
 from onboard.cache.resources import CacheResource, KVPagedResource
 from onboard.graph.cache_init.descriptor import CachedOpDescriptor, tensor_argument
 from onboard.graph.cache_init.insert_cached import InsertCached
@@ -19,8 +16,6 @@ class RelativeAttentionDescriptor(CachedOpDescriptor):
     """Attention to which each query brings a bias for each distance."""
 
     source = torch.ops.onboard.torch_relative_attention
-    num_tensors = 4
-    metadata = METADATA_NAMES
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return a cache for the keys and one for the values."""
@@ -30,11 +25,6 @@ class RelativeAttentionDescriptor(CachedOpDescriptor):
             name: KVPagedResource(int(val.shape[2]), int(val.shape[3]), dtype or val.dtype, page_size, window)
             for name, val in shapes.items()
         }
-
-    def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return scale, sinks and sliding_window."""
-        found = arguments(node)
-        return tuple(found[name] for name in ("scale", "sinks", "sliding_window"))
 
 
 @register_transform("insert_cached_relative_attention")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import fx
@@ -18,8 +17,6 @@ class ResidualAddDescriptor(CachedOpDescriptor):
     """The sum that ends a layer; the same operators serve it on every device."""
 
     source = torch.ops.onboard.torch_residual_add
-    num_tensors = 2
-    metadata = ("slot_mapping",)
 
     @property
     def cached_names(self) -> Mapping[str, str]:
@@ -33,10 +30,6 @@ class ResidualAddDescriptor(CachedOpDescriptor):
         """
         value = tensor_argument(node, 0).meta["val"]
         return {"hidden_cache": KVPagedResource(1, int(value.shape[-1]), value.dtype, page_size)}
-
-    def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return nothing: a sum has none."""
-        return ()
 
 
 @register_transform("insert_cached_residual_add")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
-from onboard.cache.batch import METADATA_NAMES
 from onboard.cache.resources import CacheResource, KVPagedResource
 from onboard.graph.cache_init.descriptor import CachedOpDescriptor, tensor_argument
 from onboard.graph.cache_init.insert_cached import InsertCached
-from onboard.graph.fx import arguments
 from onboard.graph.transform import register_transform
 
 
@@ -19,8 +15,6 @@ class SparseAttentionDescriptor(CachedOpDescriptor):
     """Attention to the keys that were chosen for each query."""
 
     source = torch.ops.onboard.torch_sparse_attention
-    num_tensors = 4
-    metadata = METADATA_NAMES
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return caches for keys and values."""
@@ -30,10 +24,6 @@ class SparseAttentionDescriptor(CachedOpDescriptor):
             "k_cache": KVPagedResource(heads, int(key.shape[3]), dtype or key.dtype, page_size),
             "v_cache": KVPagedResource(heads, int(value.shape[3]), dtype or value.dtype, page_size),
         }
-
-    def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return scale."""
-        return (arguments(node)["scale"],)
 
 
 @register_transform("insert_cached_sparse_attention")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
-from onboard.cache.batch import METADATA_NAMES
 from onboard.cache.resources import CacheResource, KVPagedResource
 from onboard.graph.cache_init.descriptor import CachedOpDescriptor, tensor_argument
 from onboard.graph.cache_init.insert_cached import InsertCached
@@ -19,19 +16,12 @@ class SparseMLADescriptor(CachedOpDescriptor):
     """Latent attention to the keys that an indexer chose, or to those near the query."""
 
     source = torch.ops.onboard.torch_sparse_mla
-    num_tensors = 6
-    metadata = METADATA_NAMES
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return one cache: the latent and the rotated key of a token side by side."""
         latent, rotated = (tensor_argument(node, index).meta["val"] for index in (2, 3))
         width, window = latent.shape[-1] + rotated.shape[-1], arguments(node)["sliding_window"]
         return {"mla_cache": KVPagedResource(1, width, dtype or latent.dtype, page_size, window)}
-
-    def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return scale, sinks and sliding_window."""
-        found = arguments(node)
-        return tuple(found[name] for name in ("scale", "sinks", "sliding_window"))
 
 
 @register_transform("insert_cached_sparse_mla_attention")

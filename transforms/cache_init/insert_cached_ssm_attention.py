@@ -14,23 +14,9 @@ from onboard.graph.cache_init.insert_cached import InsertCached, InsertCachedCon
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import TransformInfo, register_transform
 from onboard.ops.library import forms_of
-from onboard.ops.ssm.ssm import wide_dtype
 
 
-class SSMDescriptor(StateDescriptor):
-    """Mamba 2's scan."""
-
-    source = torch.ops.onboard.torch_ssm
-    num_tensors = 7
-
-    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
-        """Return one cache of states, in the recurrence's own dtype."""
-        x, projected = (tensor_argument(node, index).meta["val"] for index in (0, 2))
-        shape = (int(x.shape[2]), int(x.shape[3]), int(projected.shape[3]))
-        return {"ssm_cache": StateResource(shape, wide_dtype(x))}
-
-
-class ReplayedSSMDescriptor(SSMDescriptor):
+class ReplayedSSMDescriptor(StateDescriptor):
     """The scan whose last step can be taken back, of up to `tokens` tokens."""
 
     @property
@@ -39,6 +25,7 @@ class ReplayedSSMDescriptor(SSMDescriptor):
         return forms_of("torch_replayed_ssm")
 
     def __init__(self, tokens: int) -> None:
+        super().__init__("torch_ssm")
         self.tokens = tokens
 
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
@@ -67,7 +54,7 @@ class InsertCachedSSMAttention(InsertCached):
     """The state of each sequence in a slot of the cache."""
 
     config_class = InsertCachedSSMAttentionConfig
-    descriptor = SSMDescriptor()
+    descriptor = StateDescriptor("torch_ssm")
 
     def __init__(self, config: InsertCachedConfig) -> None:
         super().__init__(config)

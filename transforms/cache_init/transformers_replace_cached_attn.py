@@ -50,5 +50,5 @@ def _add_caches(index: int, context: TransformContext) -> list[str]:
     resources = context.attention[index].resources(cache.info.page_size, cache_dtype(context))
     for name, resource in resources.items():
         cache.add_cache(f"{name}_{index}", resource)
-    metadata = cache.metadata_names(AttentionDescriptor.metadata, resources["k_cache"])
+    metadata = cache.metadata_names(AttentionDescriptor().metadata, resources["k_cache"])
     return [*metadata, *(f"{name}_{index}" for name in resources)]

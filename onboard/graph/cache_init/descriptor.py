@@ -1,7 +1,7 @@
 """What swaps a canonical mechanism for a cached one: one descriptor a mechanism.
 
-A descriptor names the source operator, the cached operator of each back end, the inputs that the cached operator takes
-besides its leading tensors, the caches that a node needs and the constants that it keeps.
+A descriptor names the source operator and the caches that a node needs; which operators take the source's place is
+declared where these are registered.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from torch._ops import OpOverload
 
 import onboard.ops  # noqa: F401  registers the operators
 from onboard.cache.batch import METADATA_NAMES, STATE_METADATA_NAMES
-from onboard.cache.resources import CacheResource, KVPagedResource
+from onboard.cache.resources import CacheResource, KVPagedResource, StateResource
 from onboard.config import suggest
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.backends import kernel_obstacle
 from onboard.graph.fx import arguments, is_op, replace_with
 from onboard.ops.library import cached_forms, op_sources
 
+_METADATA = {*METADATA_NAMES, *STATE_METADATA_NAMES}
+
 
 class CachedOpDescriptor(ABC):
-    """One mechanism that keeps state from step to step."""
+    """One mechanism that keeps state from step to step.
 
-    source: ClassVar[Any]
-    """The canonical operator (a packet of `torch.ops.onboard`); which ops are its cached form is declared there."""
-    num_tensors: ClassVar[int]
-    """Leading tensor arguments that the source and the cached operator share."""
-    metadata: ClassVar[tuple[str, ...]]
-    """Names of the `SequenceInfo` inputs that follow them."""
+    Which arguments a cached operator has (tensors, metadata, caches, constants, in this order) is read off its schema.
+    """
+
+    source: Any
+    """The canonical operator (a packet of `torch.ops.onboard`)."""
     has_second_table: ClassVar[bool] = False
     """The last cache may see farther back than the first: where its pages lie follows, a block table and slots."""
 
@@ -41,6 +42,26 @@ class CachedOpDescriptor(ABC):
         """Back end -> name of the cached operator in `torch.ops.onboard`, of those that ship."""
         names = cached_forms(self.source.__name__)
         return {backend: name for backend, name in names.items() if op_sources()[name].ships}
+
+    @property
+    def num_tensors(self) -> int:
+        """Leading tensor arguments that the source and the cached operator share."""
+        return self._arguments.index(self.metadata[0])
+
+    @property
+    def metadata(self) -> tuple[str, ...]:
+        """Names of the `SequenceInfo` inputs that follow them."""
+        return tuple(name for name in self._arguments if name in _METADATA)
+
+    @property
+    def caches(self) -> tuple[str, ...]:
+        """Names of the caches that come next, which the cached operator writes to."""
+        return op_sources()[self.cached_names["torch"]].mutates
+
+    @property
+    def _arguments(self) -> list[str]:
+        schema = getattr(torch.ops.onboard, self.cached_names["torch"]).default._schema
+        return [argument.name for argument in schema.arguments]
 
     def cached_op(self, backend: str) -> OpOverload:
         """Return a back end's cached operator."""
@@ -87,17 +108,16 @@ class CachedOpDescriptor(ABC):
     def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
         """Return the caches that the node needs, by the name of the argument; `dtype` None: that of the tensors."""
 
-    @abstractmethod
     def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return the arguments that follow the caches."""
+        """Return the arguments that follow the caches, as the source has them."""
+        found, names = arguments(node), self._arguments
+        return tuple(found[name] for name in names[names.index(self.caches[-1]) + 1 :])
 
 
 class AttentionDescriptor(CachedOpDescriptor):
     """Softmax attention with a paged cache of keys and values."""
 
     source = torch.ops.onboard.torch_attention
-    num_tensors = 3
-    metadata = METADATA_NAMES
 
     def check(self, node: fx.Node) -> None:
         """Refuse masks, attention to later tokens, dropout and sinks of queries: the kernels know positions only."""
@@ -141,25 +161,28 @@ class AttentionDescriptor(CachedOpDescriptor):
 
         return {"k_cache": resource(tensor_argument(node, 1)), "v_cache": resource(tensor_argument(node, 2))}
 
-    def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return sinks, scale, sliding_window, logit_cap, alibi_slopes and chunk_size."""
-        found = arguments(node)
-        names = ("sinks", "scale", "sliding_window", "logit_cap", "alibi_slopes", "chunk_size")
-        return tuple(found[name] for name in names)
-
 
 class StateDescriptor(CachedOpDescriptor):
-    """A recurrence whose arguments are tensors first and constants after them, as in its cached operator."""
+    """A recurrence: what it keeps of each sequence is declared where its cached operator is registered."""
 
-    metadata: ClassVar[tuple[str, ...]] = STATE_METADATA_NAMES
+    def __init__(self, op: str) -> None:
+        self.source = getattr(torch.ops.onboard, op)
 
     def kernel_obstacle(self, node: fx.Node) -> str:
         """Return why kernels cannot serve the dtype of the first tensor, or this GPU; "" when they can."""
         return kernel_obstacle(tensor_argument(node, 0).meta["val"].dtype)
 
-    def constants(self, node: fx.Node) -> tuple[Any, ...]:
-        """Return what follows the tensors in the source operator."""
-        return tuple(arguments(node).values())[self.num_tensors :]
+    def resources(self, node: fx.Node, page_size: int, dtype: torch.dtype | None) -> dict[str, CacheResource]:
+        """Return one cache, of the shape and dtype that the op declares whatever `dtype` is."""
+        state = op_sources()[self.cached_names["torch"]].state
+        assert state is not None, f"{self.cached_names['torch']} does not declare its state"
+        shape, own_dtype = state(**{name: _value(value) for name, value in arguments(node).items()})
+        return {self.caches[0]: StateResource(tuple(map(int, shape)), own_dtype)}
+
+
+def _value(argument: Any) -> Any:
+    """Return a node's value, a tensor without data; any other argument as it is."""
+    return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
 
 def refuse_unless(node: fx.Node, **needed: Any) -> None:

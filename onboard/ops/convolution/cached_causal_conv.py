@@ -6,11 +6,15 @@ import torch
 from torch import Tensor
 
 from onboard.ops.convolution.causal_conv import fake_conv, torch_causal_conv1d
-from onboard.ops.library import register_op
+from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.state import advance
 
 
-@register_op(fake_conv, mutates=("conv_cache",), cached_form_of="torch_causal_conv1d")
+def _state(input: Tensor, padding: int, **_: object) -> State:
+    return (padding, input.shape[-1]), input.dtype
+
+
+@register_op(fake_conv, mutates=("conv_cache",), cached_form_of="torch_causal_conv1d", state=_state)
 def torch_cached_causal_conv1d(
     input: Tensor,
     weight: Tensor,

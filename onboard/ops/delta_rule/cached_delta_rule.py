@@ -6,11 +6,17 @@ import torch
 from torch import Tensor
 
 from onboard.ops.delta_rule.delta_rule import delta_rule, fake_delta_rule
-from onboard.ops.library import register_op
+from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.state import advance
+from onboard.ops.ssm.ssm import wide_dtype
 
 
-@register_op(fake_delta_rule, mutates=("delta_cache",), cached_form_of="torch_gated_delta_rule")
+def delta_state(k: Tensor, v: Tensor, **_: object) -> State:
+    """Return what a cached delta rule keeps of each sequence."""
+    return (v.shape[2], k.shape[3], v.shape[3]), wide_dtype(v)
+
+
+@register_op(fake_delta_rule, mutates=("delta_cache",), cached_form_of="torch_gated_delta_rule", state=delta_state)
 def torch_cached_gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -43,7 +49,7 @@ def torch_cached_gated_delta_rule(
     return advance(step, [q, k, v, g, beta], out, cu_seqlens, kv_lens, state_slots, batch_info_host, delta_cache)
 
 
-@register_op(fake_delta_rule, mutates=("delta_cache",), cached_form_of="torch_delta_rule")
+@register_op(fake_delta_rule, mutates=("delta_cache",), cached_form_of="torch_delta_rule", state=delta_state)
 def torch_cached_delta_rule(
     q: Tensor,
     k: Tensor,

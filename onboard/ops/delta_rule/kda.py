@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from onboard.ops.delta_rule.cached_delta_rule import delta_state
 from onboard.ops.delta_rule.delta_rule import fake_delta_rule, in_chunks
 from onboard.ops.library import register_op
 from onboard.ops.recurrences.state import advance
@@ -44,7 +45,7 @@ def torch_kda(
     return in_chunks(_kda_chunk, _CHUNK, q, k, v, g, beta, scale, use_qk_l2norm_in_kernel, state)[0]
 
 
-@register_op(fake_delta_rule, mutates=("kda_cache",), cached_form_of="torch_kda")
+@register_op(fake_delta_rule, mutates=("kda_cache",), cached_form_of="torch_kda", state=delta_state)
 def torch_cached_kda(
     q: Tensor,
     k: Tensor,

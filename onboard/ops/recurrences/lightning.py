@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onboard.ops.library import register_op
+from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.state import advance
 from onboard.ops.ssm.ssm import decaying_chunk, wide_dtype
 
@@ -35,7 +35,13 @@ def torch_lightning_attention(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -
     return _lightning_attention(q, k, v, slopes, state)[0]
 
 
-@register_op(_fake_lightning_attention, mutates=("lightning_cache",), cached_form_of="torch_lightning_attention")
+def _state(k: Tensor, v: Tensor, **_: object) -> State:
+    return (v.shape[2], v.shape[3], k.shape[3]), wide_dtype(v)
+
+
+@register_op(
+    _fake_lightning_attention, mutates=("lightning_cache",), cached_form_of="torch_lightning_attention", state=_state
+)
 def torch_cached_lightning_attention(
     q: Tensor,
     k: Tensor,

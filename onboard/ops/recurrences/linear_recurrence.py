@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onboard.ops.library import register_op
+from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.state import advance
 from onboard.ops.ssm.ssm import wide_dtype
 
@@ -31,7 +31,13 @@ def torch_linear_recurrence(x: Tensor, decay: Tensor) -> Tensor:
     return _linear_recurrence(x, decay, x.new_zeros((x.shape[0], x.shape[2]), dtype=wide_dtype(x)))[0]
 
 
-@register_op(_fake_linear_recurrence, mutates=("recurrence_cache",), cached_form_of="torch_linear_recurrence")
+def _state(x: Tensor, **_: object) -> State:
+    return (x.shape[2],), wide_dtype(x)
+
+
+@register_op(
+    _fake_linear_recurrence, mutates=("recurrence_cache",), cached_form_of="torch_linear_recurrence", state=_state
+)
 def torch_cached_linear_recurrence(
     x: Tensor,
     decay: Tensor,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onboard.ops.library import register_op
+from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.state import advance
 from onboard.ops.ssm.ssm import log_pairwise_decay, wide_dtype
 
@@ -39,7 +39,11 @@ def torch_mlstm(q: Tensor, k: Tensor, v: Tensor, igate: Tensor, fgate: Tensor, e
     return _mlstm(q, k, v, igate, fgate, eps, torch.zeros(shape, dtype=wide_dtype(q), device=q.device))[0]
 
 
-@register_op(_fake_mlstm, mutates=("mlstm_cache",), cached_form_of="torch_mlstm")
+def _state(k: Tensor, v: Tensor, **_: object) -> State:
+    return (v.shape[2], k.shape[3] + 1, v.shape[3] + 1), wide_dtype(v)
+
+
+@register_op(_fake_mlstm, mutates=("mlstm_cache",), cached_form_of="torch_mlstm", state=_state)
 def torch_cached_mlstm(
     q: Tensor,
     k: Tensor,

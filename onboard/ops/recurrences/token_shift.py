@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onboard.ops.library import register_op
+from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.state import advance
 
 
@@ -26,7 +26,11 @@ def torch_token_shift(x: Tensor) -> Tensor:
     return _token_shift(torch.zeros_like(x[:, 0]), x)[0]
 
 
-@register_op(_fake_token_shift, mutates=("shift_cache",), cached_form_of="torch_token_shift")
+def _state(x: Tensor, **_: object) -> State:
+    return (x.shape[2],), x.dtype
+
+
+@register_op(_fake_token_shift, mutates=("shift_cache",), cached_form_of="torch_token_shift", state=_state)
 def torch_cached_token_shift(
     x: Tensor,
     cu_seqlens: Tensor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onboard.ops.library import register_op
+from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.state import advance
 from onboard.ops.ssm.ssm import wide_dtype
 
@@ -33,7 +33,11 @@ def torch_wkv(key: Tensor, value: Tensor, time_decay: Tensor, time_first: Tensor
     return _wkv(key, value, time_decay, time_first, state)[0]
 
 
-@register_op(_fake_wkv, mutates=("wkv_cache",), cached_form_of="torch_wkv")
+def _state(key: Tensor, **_: object) -> State:
+    return (3, key.shape[2]), wide_dtype(key)
+
+
+@register_op(_fake_wkv, mutates=("wkv_cache",), cached_form_of="torch_wkv", state=_state)
 def torch_cached_wkv(
     key: Tensor,
     value: Tensor,

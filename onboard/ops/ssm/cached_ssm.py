@@ -5,12 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onboard.ops.library import register_op
+from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.state import advance
-from onboard.ops.ssm.ssm import fake_ssm, scan_channels, scan_heads
+from onboard.ops.ssm.ssm import fake_ssm, scan_channels, scan_heads, wide_dtype
 
 
-@register_op(fake_ssm, mutates=("ssm_cache",), cached_form_of="torch_ssm")
+def ssm_state(hidden_states: Tensor, B: Tensor, **_: object) -> State:
+    """Return what a cached scan of Mamba 2 keeps of each sequence."""
+    return (*hidden_states.shape[2:], B.shape[3]), wide_dtype(hidden_states)
+
+
+@register_op(fake_ssm, mutates=("ssm_cache",), cached_form_of="torch_ssm", state=ssm_state)
 def torch_cached_ssm(
     hidden_states: Tensor,
     A: Tensor,
@@ -46,10 +51,15 @@ def torch_cached_ssm(
     return advance(step, inputs, out, cu_seqlens, kv_lens, state_slots, batch_info_host, ssm_cache)
 
 
+def _scan_state(hidden_states: Tensor, A: Tensor, **_: object) -> State:
+    return tuple(A.shape), wide_dtype(hidden_states)
+
+
 @register_op(
     lambda hidden_states, *_, **__: torch.empty_like(hidden_states, memory_format=torch.contiguous_format),
     mutates=("scan_cache",),
     cached_form_of="torch_selective_scan",
+    state=_scan_state,
 )
 def torch_cached_selective_scan(
     hidden_states: Tensor,

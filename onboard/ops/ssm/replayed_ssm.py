@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onboard.ops.library import register_op
-from onboard.ops.ssm.cached_ssm import torch_cached_ssm
+from onboard.ops.ssm.cached_ssm import ssm_state, torch_cached_ssm
 from onboard.ops.ssm.ssm import decaying_chunk, fake_ssm, wide_dtype
 
 CACHES = ("ssm_cache", "replay_x_cache", "replay_b_cache", "replay_dt_cache", "replay_start_cache")
 
 
-@register_op(fake_ssm, mutates=CACHES)
+@register_op(fake_ssm, mutates=CACHES, state=ssm_state)
 def torch_replayed_ssm(
     hidden_states: Tensor,
     A: Tensor,

@@ -47,6 +47,12 @@ def test_whatever_carries_state_has_a_cached_form_that_shares_its_arguments() ->
     assert cached_forms("torch_rmsnorm") == {}
 
 
+def test_what_keeps_a_state_of_each_sequence_declares_it() -> None:
+    for name, source in op_sources().items():
+        keeps = name.startswith("torch_") and source.mutates and "state_slots" in arguments_of(name)
+        assert (source.state is not None) == bool(keeps), name
+
+
 @pytest.mark.parametrize("name", sorted(name for name in op_sources() if name.startswith("triton_")))
 def test_back_ends_are_what_their_reference_is(name: str) -> None:
     one, other = op_sources()[name], op_sources()[name.replace("triton_", "torch_")]
