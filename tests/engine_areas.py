@@ -39,7 +39,7 @@ class Area:
         return [(folder, [str(each) for each in tests]) for folder, tests in groupby(files, lambda each: each.parent)]
 
 
-_FOR_GPUS = {"dense_prefill.py", "fla_delta_rule.py", "pointwise_op.py"}
+_FOR_GPUS = {"dense_prefill.py", "fla_delta_rule.py"}
 """Files whose code needs a GPU (as do kernels, launchers and captures in `transforms/compile`: no area has them)."""
 
 _OF_KERNELS = {"fuse_linears.py", "make_batch_invariant.py", "optimize_rope.py"}

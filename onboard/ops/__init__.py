@@ -43,8 +43,6 @@
 | `norm/triton_rmsnorm_gated.py` | `triton_fused_rmsnorm_gated` |
 | `norm/triton_wide_norm.py` | `triton_fused_add_wide_rmsnorm`, `triton_wide_rmsnorm` |
 | `norm/wide_norm.py` | `torch_fused_add_wide_rmsnorm`, `torch_wide_rmsnorm` |
-| `pointwise/pointwise_op.py` | `torch_pointwise` |
-| `pointwise/triton_pointwise.py` | `triton_pointwise` |
 | `recurrences/lightning.py` | `torch_cached_lightning_attention`, `torch_lightning_attention` |
 | `recurrences/linear_recurrence.py` | `torch_cached_linear_recurrence`, `torch_linear_recurrence` |
 | `recurrences/mlstm.py` | `torch_cached_mlstm`, `torch_mlstm` |

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from onboard.graph.compile.streams import begin_aux, own_part, run_aside, wait_aux
+from onboard.experiments.streams import own_part, run_aside
+from onboard.graph.compile.streams import begin_aux, wait_aux
 from onboard.graph.fx import nodes_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

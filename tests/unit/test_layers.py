@@ -8,6 +8,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "onboard"
@@ -25,6 +26,7 @@ FLOORS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("codegen.translate.language",),),
     (("analysis",),),
     (("runtime", "verify.self_check", "verify.ways"),),
+    (("experiments",),),
     (("graph",),),
     (("cache",),),
     (("ops",), ("hf",)),
@@ -158,9 +160,22 @@ def test_transforms_use_only_the_graph_and_what_is_below() -> None:
         f"{shown(path)}:{line}: imports {module}"
         for path in python_files(ROOT / "transforms")
         for line, module in imported_modules(path)
-        if (room := room_of(module)) is not None and room[0] > ROOMS["graph"][0]
+        if (room := room_of(module)) is not None and room[0] > ROOMS["graph"][0] and room != ROOMS["experiments"]
     ]
     assert wrong == []
+
+
+def test_experiments_are_used_by_transforms_that_are_off_alone() -> None:
+    """So that what no measurement speaks for can be taken away, and no run pays for it that does not ask for it."""
+    users = {
+        path
+        for path in python_files(PACKAGE, ROOT / "transforms")
+        if PACKAGE / "experiments" not in path.parents and "onboard.experiments" in path.read_text(encoding="utf-8")
+    }
+    pipeline = yaml.safe_load((ROOT / "transforms" / "default.yaml").read_text(encoding="utf-8"))
+    assert users
+    assert {path for path in users if PACKAGE in path.parents} == set()
+    assert [path.stem for path in users if pipeline[path.stem].get("enabled", True)] == []
 
 
 def is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

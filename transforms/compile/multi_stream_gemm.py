@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from torch import fx, nn
 
-from onboard.graph.compile.streams import run_aside
+from onboard.experiments.streams import run_aside
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, op_name
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform

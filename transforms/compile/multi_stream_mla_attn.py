@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import fx, nn
 
-from onboard.graph.compile.streams import bring_forward, computes, cone, is_product, own_part, run_aside, sources
+from onboard.experiments.streams import bring_forward, computes, cone, is_product, own_part, run_aside, sources
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, op_name
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform

@@ -5,12 +5,17 @@ from __future__ import annotations
 from pydantic import Field
 from torch import fx, nn
 
+import onboard.experiments.elementwise.pointwise_op
+from onboard.experiments.elementwise import has_xdsl
+from onboard.experiments.elementwise.regions import Region, find_regions, sort_graph
 from onboard.graph.backends import triton_runs_on
 from onboard.graph.context import TransformContext
 from onboard.graph.post_load_fusion.casts import remove_identity_casts
-from onboard.graph.post_load_fusion.regions import Region, find_regions, sort_graph
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
-from onboard.ops.pointwise import has_xdsl
+from onboard.ops import has_triton
+
+if has_triton():
+    import onboard.experiments.elementwise.triton_pointwise  # noqa: F401  (registers)
 
 
 class MLIRElementwiseFusionConfig(TransformConfig):
@@ -37,7 +42,7 @@ class MLIRElementwiseFusion(BaseTransform[MLIRElementwiseFusionConfig]):
         if obstacle := _obstacle(context):
             context.facts.append(f"{self.key} was skipped: {obstacle}")
             return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
-        from onboard.graph.post_load_fusion.fused_regions import fuse_region
+        from onboard.experiments.elementwise.fused_regions import fuse_region
 
         casts = remove_identity_casts(gm)
         regions = self._regions(gm)
@@ -52,8 +57,8 @@ class MLIRElementwiseFusion(BaseTransform[MLIRElementwiseFusionConfig]):
         )
 
     def _regions(self, gm: fx.GraphModule) -> list[Region]:
-        from onboard.graph.post_load_fusion.added_norms import split_added_norms
-        from onboard.graph.post_load_fusion.pointwise_programs import is_fusible, is_fusible_reduction, operator_name
+        from onboard.experiments.elementwise.added_norms import split_added_norms
+        from onboard.experiments.elementwise.pointwise_programs import is_fusible, is_fusible_reduction, operator_name
 
         bypassed = set(self.config.bypass_ops)
 

@@ -10,9 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from onboard.ops.library import register_op
-from onboard.ops.pointwise.scalar_math import sigmoid, softplus
 from onboard.ops.triton.launch import last_contiguous, overlaps, power_of_two, require_device
 from onboard.ops.triton.overlap import wait_for_inputs
+from onboard.ops.triton.scalar_math import sigmoid, softplus
 
 ELEMENTS = 512
 """Tokens of few heads share a program until it has this many elements."""

@@ -19,9 +19,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from onboard.experiments.elementwise import triton_pointwise as pointwise
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.transform import Stages
-from onboard.ops.pointwise import triton_pointwise as pointwise
 
 ops = torch.ops.onboard
 KEY = "mlir_elementwise_fusion"

@@ -21,12 +21,13 @@ from torch.nn import functional as F
 
 import onboard
 from onboard.content import content_path
+from onboard.experiments.elementwise.program import parse_program, steps
 from onboard.graph.transform import TransformInfo
-from onboard.ops.pointwise.program import parse_program, steps
 
 KEY = "mlir_elementwise_fusion"
 PACKAGE = Path(onboard.__file__).parent
 TRANSFORMS = content_path("transforms")
+NEEDING_XDSL = ("canonicalize", "dialect", "evaluate", "fused_regions", "pointwise_programs", "program", "source")
 
 
 def test_kernels_are_right_in_the_interpreter(tmp_path: Path) -> None:
@@ -145,8 +146,7 @@ def test_without_xdsl_the_graph_stays_and_a_fact_says_what_to_install(monkeypatc
 
 
 def test_xdsl_is_imported_where_it_is_needed_and_nowhere_else() -> None:
-    needing = [*(PACKAGE / "ops/pointwise").glob("[a-z]*.py"), PACKAGE / "graph/post_load_fusion/pointwise_programs.py"]
-    needing.append(PACKAGE / "graph/post_load_fusion/fused_regions.py")
+    needing = [PACKAGE / f"experiments/elementwise/{name}.py" for name in NEEDING_XDSL]
     names = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in needing}
     for path in {*PACKAGE.rglob("*.py"), *TRANSFORMS.rglob("*.py")} - set(needing):
         for node in ast.parse(path.read_text("utf-8")).body:

@@ -11,8 +11,9 @@ from fusion_support import apply, exported
 from graph_support import rmse
 from torch import nn
 
+from onboard.experiments.streams import is_product
 from onboard.graph.cleanup import clean_up
-from onboard.graph.compile.streams import begin_aux, end_aux, in_one_stream, is_product, wait_aux
+from onboard.graph.compile.streams import begin_aux, end_aux, in_one_stream, wait_aux
 from onboard.graph.fx import arguments, nodes_of
 
 ops = torch.ops.onboard

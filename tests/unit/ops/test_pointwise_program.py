@@ -12,12 +12,13 @@ from torch.nn import functional as F
 from xdsl.dialects.builtin import f32, i1
 from xdsl.ir import Attribute, Block
 
+import onboard.experiments.elementwise.triton_pointwise
 import onboard.ops  # noqa: F401
 from onboard.errors import OnboardError
-from onboard.ops.pointwise import dialect
-from onboard.ops.pointwise.canonicalize import canonicalize, widen
-from onboard.ops.pointwise.program import make_program, parse_program, steps
-from onboard.ops.pointwise.source import kernel_source
+from onboard.experiments.elementwise import dialect
+from onboard.experiments.elementwise.canonicalize import canonicalize, widen
+from onboard.experiments.elementwise.program import make_program, parse_program, steps
+from onboard.experiments.elementwise.source import kernel_source
 
 ops = torch.ops.onboard
 

@@ -11,7 +11,7 @@ from xdsl.rewriter import Rewriter
 from xdsl.transforms.common_subexpression_elimination import cse
 from xdsl.transforms.dead_code_elimination import region_dce
 
-from onboard.ops.pointwise.dialect import (
+from onboard.experiments.elementwise.dialect import (
     COMPARISONS,
     DTYPES,
     LOGIC,
@@ -22,8 +22,8 @@ from onboard.ops.pointwise.dialect import (
     number,
     operation,
 )
-from onboard.ops.pointwise.evaluate import evaluate_numbers
-from onboard.ops.pointwise.program import steps
+from onboard.experiments.elementwise.evaluate import evaluate_numbers
+from onboard.experiments.elementwise.program import steps
 
 _EXACT = {"abs", "neg", "add", "sub", "mul", "div", "sqrt", "maximum", "minimum", "relu", "cast", *COMPARISONS, *LOGIC}
 """Operations that every device computes to the same bit."""

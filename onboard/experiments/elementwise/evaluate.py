@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from onboard.ops.pointwise.dialect import COMPARISONS, DTYPES, is_float, number
-from onboard.ops.pointwise.program import results_of, steps
+from onboard.experiments.elementwise.dialect import COMPARISONS, DTYPES, is_float, number
+from onboard.experiments.elementwise.program import results_of, steps
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     **{name: getattr(operator, name) for name in ("add", "sub", "mul")},

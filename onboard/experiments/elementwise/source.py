@@ -13,8 +13,8 @@ import torch
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from onboard.ops.pointwise.dialect import COMPARISONS, DTYPES, is_float, number
-from onboard.ops.pointwise.program import output_dtypes, results_of, steps
+from onboard.experiments.elementwise.dialect import COMPARISONS, DTYPES, is_float, number
+from onboard.experiments.elementwise.program import output_dtypes, results_of, steps
 
 _HEADER = '''"""A pointwise program as a Triton kernel, generated.
 
@@ -24,7 +24,7 @@ _HEADER = '''"""A pointwise program as a Triton kernel, generated.
 import triton
 import triton.language as tl
 
-from onboard.ops.pointwise import scalar_math as m
+from onboard.ops.triton import scalar_math as m
 
 '''
 

@@ -19,7 +19,7 @@ def common_shape(inputs: Sequence[Tensor]) -> list[int]:
 
 def empty_results(inputs: list[Tensor], program: str) -> list[Tensor]:
     """Return empty contiguous tensors for what a program computes."""
-    from onboard.ops.pointwise.program import output_dtypes, parse_program
+    from onboard.experiments.elementwise.program import output_dtypes, parse_program
 
     shape = common_shape(inputs)
     return [inputs[0].new_empty(shape, dtype=dtype) for dtype in output_dtypes(parse_program(program))]
@@ -27,7 +27,7 @@ def empty_results(inputs: list[Tensor], program: str) -> list[Tensor]:
 
 @register_op(empty_results, inserted=True)
 def torch_pointwise(inputs: list[Tensor], program: str) -> list[Tensor]:
-    """Apply a program in the dialect `ew` (`onboard.ops.pointwise`) to each element.
+    """Apply a program in the dialect `ew` (`onboard.experiments.elementwise`) to each element.
 
     Args:
         inputs: tensors of the dtypes that the program declares; their shapes broadcast to one.
@@ -39,8 +39,8 @@ def torch_pointwise(inputs: list[Tensor], program: str) -> list[Tensor]:
     Raises:
         OnboardError: the text is no such program.
     """
-    from onboard.ops.pointwise.evaluate import evaluate
-    from onboard.ops.pointwise.program import parse_program
+    from onboard.experiments.elementwise.evaluate import evaluate
+    from onboard.experiments.elementwise.program import parse_program
 
     results = evaluate(parse_program(program), inputs)
     empty = empty_results(inputs, program)

@@ -13,7 +13,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.parser import Parser
 
 from onboard.errors import OnboardError
-from onboard.ops.pointwise.dialect import DTYPES, EW, OPERATIONS, ConstantOp
+from onboard.experiments.elementwise.dialect import DTYPES, EW, OPERATIONS, ConstantOp
 
 _NAME = "pointwise"
 

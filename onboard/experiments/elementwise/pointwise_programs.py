@@ -13,11 +13,11 @@ from xdsl.dialects.builtin import f32
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, SSAValue
 
+from onboard.experiments.elementwise.dialect import COMPARISONS, DTYPES, TYPES, constant, operation
+from onboard.experiments.elementwise.program import make_program
+from onboard.experiments.elementwise.regions import Region
 from onboard.graph.fx import arguments, is_op
-from onboard.graph.post_load_fusion.regions import Region
 from onboard.ops import has_triton
-from onboard.ops.pointwise.dialect import COMPARISONS, DTYPES, TYPES, constant, operation
-from onboard.ops.pointwise.program import make_program
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

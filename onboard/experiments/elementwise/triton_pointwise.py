@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import triton
 from torch import Tensor
 
+from onboard.experiments.elementwise.pointwise_op import common_shape, empty_results
 from onboard.ops.library import register_op
-from onboard.ops.pointwise.pointwise_op import common_shape, empty_results
 from onboard.ops.triton.launch import power_of_two, require_device
 from onboard.user_cache import user_cache
 
@@ -105,8 +105,8 @@ def _launch(kernel: Any, outputs: list[Tensor], inputs: list[Tensor], layout: La
 
 @lru_cache(maxsize=1024)
 def _has_whole_rows(program: str) -> bool:
-    from onboard.ops.pointwise.dialect import reduces_rows
-    from onboard.ops.pointwise.program import parse_program, steps
+    from onboard.experiments.elementwise.dialect import reduces_rows
+    from onboard.experiments.elementwise.program import parse_program, steps
 
     return reduces_rows(steps(parse_program(program)))
 
@@ -114,8 +114,8 @@ def _has_whole_rows(program: str) -> bool:
 @lru_cache(maxsize=1024)
 def _kernel(program: str, outer: int) -> Any:
     """Return the compiled-on-demand kernel of a program for `outer` dimensions before the last."""
-    from onboard.ops.pointwise.program import parse_program
-    from onboard.ops.pointwise.source import kernel_source
+    from onboard.experiments.elementwise.program import parse_program
+    from onboard.experiments.elementwise.source import kernel_source
 
     source = kernel_source(parse_program(program), outer)
     name = f"pointwise_{hashlib.sha256(source.encode()).hexdigest()[:32]}.py"

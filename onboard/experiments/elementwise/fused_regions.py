@@ -9,13 +9,13 @@ from torch import fx
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import BlockArgument
 
-import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
+import onboard.experiments.elementwise.triton_pointwise  # noqa: F401  (registers)
+from onboard.experiments.elementwise.canonicalize import canonicalize, widen
+from onboard.experiments.elementwise.pointwise_programs import region_program
+from onboard.experiments.elementwise.program import results_of, return_only
+from onboard.experiments.elementwise.regions import Region
 from onboard.graph.pattern_matcher.patterns import same_shape
-from onboard.graph.post_load_fusion.pointwise_programs import region_program
-from onboard.graph.post_load_fusion.regions import Region
 from onboard.graph.values import insert_call
-from onboard.ops.pointwise.canonicalize import canonicalize, widen
-from onboard.ops.pointwise.program import results_of, return_only
 
 
 def fuse_region(gm: fx.GraphModule, region: Region, *, exact: bool) -> bool:
