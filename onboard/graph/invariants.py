@@ -14,7 +14,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.fx import graph_modules, is_op, nodes_of
 from onboard.graph.pattern_matcher.patterns import CASTS, aten
 from onboard.graph.transform import Stages
-from onboard.ops import stateful_ops
+from onboard.ops import attention_ops, stateful_ops
 
 
 def check_stage(stage: Stages, module: nn.Module, context: TransformContext) -> None:
@@ -103,7 +103,7 @@ def _sees_several(convolution: fx.Node) -> bool:
 
 def uncached_attention(module: nn.Module) -> list[fx.Node]:
     """Return the attention calls, in any form, that see only the tokens of their own step."""
-    canonical = (torch.ops.onboard.torch_attention, torch.ops.onboard.torch_attention_sdpa)
+    canonical = [getattr(torch.ops.onboard, name) for name in sorted(attention_ops() - stateful_ops())]
     return [node for _, gm in graph_modules(module) for node in (*nodes_of(gm, *canonical), *_plain_attention(gm))]
 
 

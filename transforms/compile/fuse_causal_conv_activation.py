@@ -6,8 +6,9 @@ import torch
 from torch import fx, nn
 
 from onboard.graph.context import TransformContext
-from onboard.graph.fx import arguments, only_user, op_name, replace_with
+from onboard.graph.fx import arguments, nodes_of, only_user, replace_with
 from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.ops.library import cached_forms
 
 aten = torch.ops.aten
 _ACTIVATIONS = {
@@ -24,7 +25,8 @@ class FuseCausalConvActivation(BaseTransform[TransformConfig]):
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Count one match for each activation that was moved."""
         assert isinstance(gm, fx.GraphModule)
-        convolutions = [node for node in gm.graph.nodes if op_name(node).endswith("_cached_causal_conv1d")]
+        forms = cached_forms("torch_causal_conv1d").values()
+        convolutions = nodes_of(gm, *(getattr(torch.ops.onboard, name) for name in forms))
         matches = sum(_fuse(node) for node in convolutions)
         return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
 

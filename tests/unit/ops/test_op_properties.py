@@ -167,3 +167,8 @@ def test_a_row_wise_op_computes_a_row_alike_in_any_company() -> None:
         whole = run(slice(0, ROWS))
         for first, last in ((0, 1), (ROWS - 1, ROWS), (1, 3)):
             assert torch.equal(run(slice(first, last)), whole[:, first:last]), name
+
+
+def test_attention_that_a_mask_may_shape_is_the_one_that_carries_no_state() -> None:
+    """So these are what a graph's invariants look for when it must be cached; with a mask tokens see later ones."""
+    assert {name for name in attention_ops() if "attn_mask" in arguments_of(name)} == attention_ops() - stateful_ops()
