@@ -99,7 +99,7 @@ def _classes(extension: Extension) -> Iterator[tuple[str, type[BaseTransform[Any
         if key in transform_keys():
             raise UsageError(f"{extension.source}: there is a shipped transform {key!r}", hint=_OTHER_NAME)
         if not isinstance(cls, type) or not issubclass(cls, BaseTransform) or inspect.isabstract(cls):
-            raise UsageError(f"{extension.source}: {key} is no BaseTransform with a method `apply`")
+            raise UsageError(f"{extension.source}: {key} is no BaseTransform with a method `apply` or `rewrite`")
         cls.origin = extension.source
         yield key, cls
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from torch import nn
+from torch import fx, nn
 
 from onboard.config import StrictModel, suggest
 from onboard.content import CONTENT_ROOT
@@ -78,6 +78,10 @@ class TransformInfo(BaseModel):
     """What was done beyond the number of matches, in a few words."""
 
 
+SKIPPED = TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
+"""What a transform says that leaves a graph alone, because it is not for it or for this run."""
+
+
 C = TypeVar("C", bound=TransformConfig)
 
 
@@ -112,6 +116,33 @@ class BaseTransform(ABC, Generic[C]):
     @abstractmethod
     def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
         """Apply the transform; return the module (the same or a new one) and what was done."""
+
+
+class GraphTransform(BaseTransform[C]):
+    """A transform that edits a graph in place: it has `rewrite`, and what holds for the graph then is derived.
+
+    One that gives back another module is a `BaseTransform`.
+    """
+
+    keeps_shapes: ClassVar[bool] = True
+    """`node.meta["val"]` of every node is still right where it has changed something, new nodes included."""
+
+    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+        """Rewrite the graph; without a match it is as clean as before, and its shapes are as valid."""
+        assert isinstance(gm, fx.GraphModule), f"{self.key} edits graphs, this is a {type(gm).__name__}"
+        done = self.rewrite(gm, context)
+        if isinstance(done, TransformInfo):
+            return gm, done
+        assert isinstance(done, int), f"rewrite returned a {type(done).__name__}, not the number of matches"
+        return gm, TransformInfo(num_matches=done, is_clean=not done, has_valid_shapes=self.keeps_shapes or not done)
+
+    @abstractmethod
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
+        """Change the graph and return the number of matches.
+
+        `SKIPPED`, or a `TransformInfo` of its own, where the number does not say it all: what changed is more than the
+        matches, or nothing has to be cleaned up after them.
+        """
 
 
 _TRANSFORMS: dict[str, dict[str, type[BaseTransform[Any]]]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.cache.cached_sequence import MROPE_DELTA
@@ -11,22 +11,23 @@ from onboard.cache.resources import StateResource
 from onboard.graph.cache_init.interface import make_interface
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import add_placeholder, placeholders
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import SKIPPED, GraphTransform, TransformConfig, TransformInfo, register_transform
 
 
 @register_transform("initialize_mrope_delta_cache")
-class InitializeMropeDeltaCache(BaseTransform[TransformConfig]):
+class InitializeMropeDeltaCache(GraphTransform[TransformConfig]):
     """The graph adds to each token's position the number that its sequence has in a cache of slots.
 
     Without it the host adds that number to each position of each step, and tells the device all positions anew.
     """
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    keeps_shapes = False
+
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Change the graph of a model whose prompts may have more than text; one match."""
-        assert isinstance(gm, fx.GraphModule)
         positions = next((node for node in placeholders(gm) if node.target == "position_ids"), None)
         if positions is None or not context.factory.eager_modules or context.runtime.batch_invariant:
-            return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
+            return SKIPPED
         if context.cache is None:
             context.cache = make_interface(context)
         resource = StateResource((1,), torch.int64, carries=False)
@@ -37,4 +38,4 @@ class InitializeMropeDeltaCache(BaseTransform[TransformConfig]):
             moved = gm.graph.call_function(torch.ops.onboard.torch_shifted_positions.default, (positions, *inputs))
         moved.meta["val"] = positions.meta["val"]
         positions.replace_all_uses_with(moved, delete_user_cb=lambda user: user is not moved)
-        return gm, TransformInfo(num_matches=1)
+        return 1

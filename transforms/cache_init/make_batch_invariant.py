@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch._ops import OpOverload
 
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.backends import triton_runs_on
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import op_name
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import SKIPPED, GraphTransform, TransformConfig, TransformInfo, register_transform
 from onboard.ops.library import NOT_OURS, declared, op_sources
 
 _MOVES = {
@@ -25,17 +25,16 @@ _MOVES = {
 
 
 @register_transform("make_batch_invariant")
-class MakeBatchInvariant(BaseTransform[TransformConfig]):
+class MakeBatchInvariant(GraphTransform[TransformConfig]):
     """Replace each operator whose rounding depends on the batch by the form of it that does not (`invariant_*`).
 
     A graph with an operator that has no such form is refused.
     """
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for each operator replaced."""
-        assert isinstance(gm, fx.GraphModule)
         if not context.runtime.batch_invariant:
-            return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
+            return SKIPPED
         if context.attn_backend != "triton" or not triton_runs_on(context.device):
             raise UsageError(
                 f"batch_invariant needs Triton's kernels; this is {context.device} with {context.attn_backend}",
@@ -50,7 +49,7 @@ class MakeBatchInvariant(BaseTransform[TransformConfig]):
                 hint="Run without batch_invariant",
             )
         gm.recompile()
-        return gm, TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
+        return TransformInfo(num_matches=matches, is_clean=True, has_valid_shapes=True)
 
 
 def _replace(node: fx.Node, forms: Mapping[str, str]) -> bool:

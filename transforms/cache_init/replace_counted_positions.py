@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, call, is_op, nodes_of, placeholders, replace_with
 from onboard.graph.pattern_matcher.patterns import CASTS, aten
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _SHAPES = (aten.view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.expand)
 _SUMS = (aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.floor_divide, aten.floor, aten.log, aten.log1p)
@@ -19,22 +19,21 @@ _BY_TOKEN = (*_SHAPES, *CASTS, *_SUMS, *_CHOICES)
 
 
 @register_transform("replace_counted_positions")
-class ReplaceCountedPositions(BaseTransform[TransformConfig]):
+class ReplaceCountedPositions(GraphTransform[TransformConfig]):
     """A range over the sequence counts a row of several texts, so positions take its place.
 
     Only where each token's own number is all that it is used for: numbers that pick rows of the input, or that are
     compared with one another, mean places in the row.
     """
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Replace each such range by the row of positions."""
-        assert isinstance(gm, fx.GraphModule)
         inputs = {str(node.target): node for node in placeholders(gm)}
         length = inputs["input_ids"].meta["val"].shape[1]
         ranges = [node for node in nodes_of(gm, aten.arange) if _counts(node, length) and _by_token(gm, node)]
         for node in ranges:
             replace_with(node, _positions(gm, node, inputs["position_ids"], context.factory.first_position))
-        return gm, TransformInfo(num_matches=len(ranges), is_clean=not ranges, has_valid_shapes=True)
+        return len(ranges)
 
 
 def _counts(node: fx.Node, length: Any) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, nodes_of, only_user, replace_with
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 from onboard.ops.library import cached_forms
 
 aten = torch.ops.aten
@@ -19,16 +19,14 @@ _ACTIVATIONS = {
 
 
 @register_transform("fuse_causal_conv_activation")
-class FuseCausalConvActivation(BaseTransform[TransformConfig]):
+class FuseCausalConvActivation(GraphTransform[TransformConfig]):
     """Let a cached convolution whose output only an activation reads compute that, too: one pass over memory less."""
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Count one match for each activation that was moved."""
-        assert isinstance(gm, fx.GraphModule)
         forms = cached_forms("torch_causal_conv1d").values()
         convolutions = nodes_of(gm, *(getattr(torch.ops.onboard, name) for name in forms))
-        matches = sum(_fuse(node) for node in convolutions)
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+        return sum(_fuse(node) for node in convolutions)
 
 
 def _fuse(convolution: fx.Node) -> bool:

@@ -6,14 +6,14 @@ Li et al. 2025, arXiv:2503.01840: the draft reads hidden states from the beginni
 from __future__ import annotations
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import is_op
 from onboard.graph.pattern_matcher.layer_ends import layer_paths, results
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import SKIPPED, GraphTransform, TransformConfig, TransformInfo, register_transform
 
 _LEAST_LAYERS = 7
 
@@ -28,7 +28,7 @@ class DetectHiddenStatesForCaptureConfig(TransformConfig):
 
 
 @register_transform("detect_hidden_states_for_capture")
-class DetectHiddenStatesForCapture(BaseTransform[DetectHiddenStatesForCaptureConfig]):
+class DetectHiddenStatesForCapture(GraphTransform[DetectHiddenStatesForCaptureConfig]):
     """The last addition of each chosen layer becomes a `torch_residual_add`, which `insert_cached_residual_add` finds.
 
     No fusion takes such a sum into another operator.
@@ -36,18 +36,17 @@ class DetectHiddenStatesForCapture(BaseTransform[DetectHiddenStatesForCaptureCon
 
     config_class = DetectHiddenStatesForCaptureConfig
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for each layer."""
-        assert isinstance(gm, fx.GraphModule)
         if not self.config.capture_hidden_states:
-            return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
+            return SKIPPED
         layers = layer_paths(gm)
         chosen = self._chosen(len(layers))
         for index in chosen:
             _last_sum(gm, layers[index]).target = torch.ops.onboard.torch_residual_add.default
         gm.recompile()
         kept = f"hidden states behind {', '.join(layers[index] for index in chosen)}"
-        return gm, TransformInfo(num_matches=len(chosen), is_clean=True, has_valid_shapes=True, summary=kept)
+        return TransformInfo(num_matches=len(chosen), is_clean=True, has_valid_shapes=True, summary=kept)
 
     def _chosen(self, count: int) -> list[int]:
         """Return the layers to capture, in order, of a model that has `count`."""

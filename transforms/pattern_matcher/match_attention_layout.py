@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, nodes_of, replace_with
 from onboard.graph.pattern_matcher.attention_nodes import ATTENTION, rewrite_attention
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 
 class MatchAttentionLayoutConfig(TransformConfig):
@@ -21,24 +21,24 @@ class MatchAttentionLayoutConfig(TransformConfig):
 
 
 @register_transform("match_attention_layout")
-class MatchAttentionLayout(BaseTransform[MatchAttentionLayoutConfig]):
+class MatchAttentionLayout(GraphTransform[MatchAttentionLayoutConfig]):
     """Transpose inputs and output of `torch_attention` calls that have another layout than `attn_layout`.
 
     The transposes mostly meet their inverse in the graph; `eliminate_redundant_transposes` removes such pairs.
     """
 
+    keeps_shapes = False
     config_class = MatchAttentionLayoutConfig
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Rewrite each call with another layout."""
-        assert isinstance(gm, fx.GraphModule)
         calls = [node for node in nodes_of(gm, ATTENTION) if arguments(node)["layout"] != self.config.attn_layout]
         for node in calls:
             named = arguments(node)
             inputs = {name: _swap(gm, node, named[name]) for name in ("query", "key", "value")}
             new = rewrite_attention(gm, node, **inputs, layout=self.config.attn_layout)
             replace_with(node, _swap(gm, node, new))
-        return gm, TransformInfo(num_matches=len(calls), is_clean=not calls, has_valid_shapes=not calls)
+        return len(calls)
 
 
 def _swap(gm: fx.GraphModule, before: fx.Node, tensor: fx.Node) -> fx.Node:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, nodes_of, replace_with
 from onboard.graph.pattern_matcher.attention_nodes import ATTENTION, MaskReader, rewrite_attention
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 
 @register_transform("match_attention_mask")
-class MatchAttentionMask(BaseTransform[TransformConfig]):
+class MatchAttentionMask(GraphTransform[TransformConfig]):
     """Attention over pages knows positions only: a table of which keys a query sees has to become a bound."""
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Rewrite each causal call whose mask says no more than positions do."""
-        assert isinstance(gm, fx.GraphModule)
         masks = MaskReader(gm)
         matches = 0
         for node in nodes_of(gm, ATTENTION):
@@ -35,4 +34,4 @@ class MatchAttentionMask(BaseTransform[TransformConfig]):
             }
             replace_with(node, rewrite_attention(gm, node, attn_mask=None, **bounds))
             matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+        return matches

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import ancestors, arguments, call, is_op, nodes_of, replace_with
 from onboard.graph.pattern_matcher.attention_nodes import ATTENTION
 from onboard.graph.pattern_matcher.masks import PROBED, evaluate
 from onboard.graph.pattern_matcher.patterns import aten
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 from onboard.ops.attention.dynamic_mask import kept_bias
 
 _LENGTHS = (3, 24)
@@ -21,15 +21,16 @@ _SMALL, _SMALL_WINDOW = 5, 8
 
 
 @register_transform("match_dynamic_mask_attention")
-class MatchDynamicMaskAttention(BaseTransform[TransformConfig]):
+class MatchDynamicMaskAttention(GraphTransform[TransformConfig]):
     """A mask over all keys has no paged form, but the keys' biases that it is computed from have.
 
     That a mask keeps the keys of the largest bias, and how many, is found by computing it from random biases.
     """
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    keeps_shapes = False
+
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Rewrite each causal attention with such a mask and nothing else."""
-        assert isinstance(gm, fx.GraphModule)
         matches = 0
         for node in nodes_of(gm, ATTENTION):
             found = arguments(node)
@@ -42,7 +43,7 @@ class MatchDynamicMaskAttention(BaseTransform[TransformConfig]):
             op = torch.ops.onboard.torch_dynamic_mask_attention.default
             replace_with(node, call(gm, node, op, *tensors, by_key, keep, found["scale"], window, like=node))
             matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=not matches)
+        return matches
 
 
 def _is_plain(found: dict[str, Any]) -> bool:

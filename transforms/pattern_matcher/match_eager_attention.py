@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import nodes_of, replace_with
@@ -23,7 +23,7 @@ from onboard.graph.pattern_matcher.patterns import (
     rank,
     same_dim,
 )
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _QUERY, _KEY, _VALUE = (Var(name, where=is_node) for name in ("query", "key", "value"))
 _PRODUCT = Op(
@@ -44,12 +44,11 @@ _PATTERN = Op(aten.matmul, cast(_WEIGHTS), _VALUE)
 
 
 @register_transform("match_eager_attention")
-class MatchEagerAttention(BaseTransform[TransformConfig]):
+class MatchEagerAttention(GraphTransform[TransformConfig]):
     """Replace softmax(cap(scale * q k^T) + mask) v by `torch_attention` in layout bnsd."""
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Replace each such expression."""
-        assert isinstance(gm, fx.GraphModule)
         masks = MaskReader(gm)
         matches = 0
         for node in nodes_of(gm, aten.matmul):
@@ -60,7 +59,7 @@ class MatchEagerAttention(BaseTransform[TransformConfig]):
             inputs = (found["query"], found["key"], found["value"])
             replace_with(node, insert_attention(gm, node, inputs, **options, layout="bnsd"))
             matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+        return matches
 
 
 def _is_attention(found: Bound) -> bool:

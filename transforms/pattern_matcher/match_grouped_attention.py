@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, is_op, nodes_of, replace_with
 from onboard.graph.pattern_matcher.attention_nodes import ATTENTION, rewrite_attention
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _REPEAT = torch.ops.onboard.torch_attention_repeat_kv
 
 
 @register_transform("match_grouped_attention")
-class MatchGroupedAttention(BaseTransform[TransformConfig]):
+class MatchGroupedAttention(GraphTransform[TransformConfig]):
     """Feed `torch_attention` with the key and value heads from before `torch_attention_repeat_kv`."""
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Rewrite each attention call whose keys and values are repeated equally often."""
-        assert isinstance(gm, fx.GraphModule)
         matches = 0
         for node in nodes_of(gm, ATTENTION):
             named = arguments(node)
@@ -28,4 +27,4 @@ class MatchGroupedAttention(BaseTransform[TransformConfig]):
             if repeated and named["layout"] == "bnsd":
                 replace_with(node, rewrite_attention(gm, node, key=key.args[0], value=value.args[0]))
                 matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+        return matches

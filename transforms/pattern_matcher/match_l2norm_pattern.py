@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import call, nodes_of, replace_with
 from onboard.graph.pattern_matcher.patterns import Either, Op, Var, aten, find, is_node, is_number
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _X = Var("x", where=is_node)
 _SQUARE = Either(Op(aten.pow, _X, 2), Op(aten.mul, _X, _X), Op(aten.square, _X))
@@ -17,16 +17,15 @@ _PATTERN = Op(aten.mul, _X, Op(aten.rsqrt, _LENGTH), commutes=True)
 
 
 @register_transform("match_l2norm_pattern")
-class MatchL2NormPattern(BaseTransform[TransformConfig]):
+class MatchL2NormPattern(GraphTransform[TransformConfig]):
     """Replace x * rsqrt(sum(x^2) + eps) by `torch_l2norm`."""
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Replace each such expression."""
-        assert isinstance(gm, fx.GraphModule)
         matches = 0
         for node in nodes_of(gm, aten.mul):
             if found := find(_PATTERN, node):
                 op = torch.ops.onboard.torch_l2norm.default
                 replace_with(node, call(gm, node, op, found["x"], float(found["eps"]), like=node))
                 matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+        return matches

@@ -6,33 +6,34 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, is_op, nodes_of, only_user, replace_with
 from onboard.graph.pattern_matcher.patterns import aten
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _CONV = torch.ops.onboard.torch_causal_conv1d.default
 
 
 @register_transform("match_padded_convolution")
-class MatchPaddedConvolution(BaseTransform[TransformConfig]):
+class MatchPaddedConvolution(GraphTransform[TransformConfig]):
     """Replace zeros before the text, and the convolutions that use them up, by a `torch_causal_conv1d` each.
 
     Of several in a row only the first sees zeros before the text; a later one sees what biases make of them, which is
     the same at each place. So all but the last go without bias, and the last one's has what theirs come to.
     """
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    keeps_shapes = False
+
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Rewrite each such row of convolutions."""
-        assert isinstance(gm, fx.GraphModule)
         matches = 0
         for pad in nodes_of(gm, aten.pad, aten.constant_pad_nd):
             if convolutions := _uses_up(pad):
                 _rewrite(gm, pad.args[0], convolutions)
                 matches += len(convolutions)
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=not matches)
+        return matches
 
 
 def _uses_up(pad: fx.Node) -> list[fx.Node]:

@@ -5,29 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, is_op, nodes_of, replace_with
 from onboard.graph.pattern_matcher.attention_nodes import ATTENTION
 from onboard.graph.pattern_matcher.masks import evaluate
 from onboard.graph.pattern_matcher.patterns import CASTS, aten
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _SHORT = 24
 _LARGEST_EXTENT = 2048
 
 
 @register_transform("match_relative_attention")
-class MatchRelativeAttention(BaseTransform[TransformConfig]):
+class MatchRelativeAttention(GraphTransform[TransformConfig]):
     """A bias [batch, heads, queries, keys] that is gathered by distance has no paged form, but what it comes from has.
 
     Which places are gathered, and which are zero, is found by computing them.
     """
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    keeps_shapes = False
+
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Rewrite each causal attention with such a bias and nothing that the relative one lacks."""
-        assert isinstance(gm, fx.GraphModule)
         matches = 0
         for node in nodes_of(gm, ATTENTION):
             found = arguments(node)
@@ -38,7 +39,7 @@ class MatchRelativeAttention(BaseTransform[TransformConfig]):
             tensors = [found[name] for name in ("query", "key", "value")]
             replace_with(node, call(gm, node, op, *tensors, numbers, *options, like=node))
             matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=not matches)
+        return matches
 
 
 def _is_plain(found: dict[str, Any]) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import call, nodes_of, replace_with
 from onboard.graph.pattern_matcher.patterns import Bound, Either, Op, Var, aten, find, is_node, rank, same_dim
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _HEADS = Var("heads", where=is_node)
 _PATTERN = Either(
@@ -21,12 +21,11 @@ _PATTERN = Either(
 
 
 @register_transform("match_repeat_kv")
-class MatchRepeatKV(BaseTransform[TransformConfig]):
+class MatchRepeatKV(GraphTransform[TransformConfig]):
     """Replace unsqueeze, expand, reshape (or repeat_interleave) of [b, kv, s, d] by `torch_attention_repeat_kv`."""
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Replace each such expression."""
-        assert isinstance(gm, fx.GraphModule)
         matches = 0
         for node in nodes_of(gm, aten.reshape, aten.view, aten.repeat_interleave):
             found = find(_PATTERN, node)
@@ -35,7 +34,7 @@ class MatchRepeatKV(BaseTransform[TransformConfig]):
             op = torch.ops.onboard.torch_attention_repeat_kv.default
             replace_with(node, call(gm, node, op, found["heads"], repeats, like=node))
             matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+        return matches
 
 
 def _repeats(node: fx.Node, found: Bound) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, is_op, nodes_of, replace_with
@@ -23,7 +23,7 @@ from onboard.graph.pattern_matcher.patterns import (
     is_number,
     rank,
 )
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _X = Var("x", where=is_node)
 _SQUARE = Either(Op(aten.pow, _X, 2), Op(aten.mul, _X, _X), Op(aten.square, _X))
@@ -34,19 +34,18 @@ _PATTERN = Op(aten.mul, Var("weight", where=lambda value: is_node(value) and ran
 
 
 @register_transform("match_rmsnorm_pattern")
-class MatchRMSNormPattern(BaseTransform[TransformConfig]):
+class MatchRMSNormPattern(GraphTransform[TransformConfig]):
     """Replace x * rsqrt(mean(x^2) + eps) * weight, and PyTorch's own rms_norm, by `torch_rmsnorm`."""
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Replace each such expression."""
-        assert isinstance(gm, fx.GraphModule)
         matches = 0
         for node in nodes_of(gm, aten.mul, aten.rms_norm):
             inputs = _inputs(node)
             if inputs is not None:
                 replace_with(node, call(gm, node, torch.ops.onboard.torch_rmsnorm.default, *inputs, like=node))
                 matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+        return matches
 
 
 def _inputs(node: fx.Node) -> tuple[fx.Node, fx.Node, float] | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, nodes_of
 from onboard.graph.pattern_matcher.patterns import aten
 from onboard.graph.pattern_matcher.rope_nodes import COMPLEX, EXPLICIT, INTERLEAVED
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _UNSQUEEZE_DIM = {"bsnd": 2, "bnsd": 1}
 
@@ -23,19 +23,19 @@ class MatchRopeLayoutConfig(TransformConfig):
 
 
 @register_transform("match_rope_layout")
-class MatchRopeLayout(BaseTransform[MatchRopeLayoutConfig]):
+class MatchRopeLayout(GraphTransform[MatchRopeLayoutConfig]):
     """Transpose queries and keys around rope ops that have another layout than `expected_layout`."""
 
+    keeps_shapes = False
     config_class = MatchRopeLayoutConfig
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Rewrite each op with another layout."""
-        assert isinstance(gm, fx.GraphModule)
         wanted = _UNSQUEEZE_DIM[self.config.expected_layout]
         ropes = [node for node in nodes_of(gm, EXPLICIT, INTERLEAVED, COMPLEX) if _dim(node) != wanted]
         for node in ropes:
             _transpose_around(gm, node, wanted)
-        return gm, TransformInfo(num_matches=len(ropes), is_clean=not ropes, has_valid_shapes=not ropes)
+        return len(ropes)
 
 
 def _dim(node: fx.Node) -> int:

@@ -5,25 +5,26 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import call, nodes_of
 from onboard.graph.pattern_matcher.patterns import aten
 from onboard.graph.pattern_matcher.rope_nodes import Rotation, find_rotation
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 
 @register_transform("match_rope_pattern")
-class MatchRopePattern(BaseTransform[TransformConfig]):
+class MatchRopePattern(GraphTransform[TransformConfig]):
     """Replace the rotations of a query and its key by one canonical rope op.
 
     Half rotation (whole heads or their first channels), the same after de-interleaving, and complex multiplication.
     """
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    keeps_shapes = False
+
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Replace each pair of rotations."""
-        assert isinstance(gm, fx.GraphModule)
         candidates = nodes_of(gm, aten.add, aten.flatten, aten.reshape, aten.view)
         rotations = [found for node in candidates if (found := find_rotation(node)) and found.output.users]
         order = {node: index for index, node in enumerate(gm.graph.nodes)}
@@ -32,7 +33,7 @@ class MatchRopePattern(BaseTransform[TransformConfig]):
             _replace(gm, query, key, order)
         if unmatched := len(rotations) - 2 * len(pairs):
             context.facts.append(f"match_rope_pattern: {unmatched} rotations have no partner and stay written out")
-        return gm, TransformInfo(num_matches=len(pairs), is_clean=not pairs, has_valid_shapes=not pairs)
+        return len(pairs)
 
 
 def _pairs(rotations: list[Rotation], order: dict[fx.Node, int]) -> Iterator[tuple[Rotation, Rotation]]:

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, nodes_of, replace_with
 from onboard.graph.pattern_matcher.attention_nodes import MaskReader, insert_attention
 from onboard.graph.pattern_matcher.patterns import aten, rank
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, TransformInfo, register_transform
 
 
 @register_transform("match_sdpa_to_torch_attention")
-class MatchSDPAToTorchAttention(BaseTransform[TransformConfig]):
+class MatchSDPAToTorchAttention(GraphTransform[TransformConfig]):
     """Replace PyTorch's and the canonical sdpa op by `torch_attention` in layout bnsd.
 
     A mask that is computed in the graph and turns out to be causal or a sliding window is dropped for the arguments
     that say so. What is within each token, [batch, tokens, count, dim], is none of that: it is written out.
     """
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> TransformInfo:
         """Replace each call on four-dimensional tensors."""
-        assert isinstance(gm, fx.GraphModule)
         masks = MaskReader(gm)
         calls = nodes_of(gm, torch.ops.aten.scaled_dot_product_attention, torch.ops.onboard.torch_attention_sdpa)
         within = [node for node in calls if rank(node) == 4 and _is_within_tokens(node)]
@@ -38,7 +37,7 @@ class MatchSDPAToTorchAttention(BaseTransform[TransformConfig]):
             )
             replace_with(node, new)
         changed = bool(matched or within)
-        return gm, TransformInfo(num_matches=len(matched), is_clean=not changed, has_valid_shapes=not within)
+        return TransformInfo(num_matches=len(matched), is_clean=not changed, has_valid_shapes=not within)
 
 
 def _is_within_tokens(node: fx.Node) -> bool:

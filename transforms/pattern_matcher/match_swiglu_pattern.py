@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import call, nodes_of, only_user, replace_with
 from onboard.graph.pattern_matcher.patterns import Bound, Either, Op, Var, aten, find, is_node
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _LINEAR = (aten.linear, torch.ops.onboard.torch_linear_simple)
 
@@ -30,12 +30,11 @@ _ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu")
 
 
 @register_transform("match_swiglu_pattern")
-class MatchSwiGLUPattern(BaseTransform[TransformConfig]):
+class MatchSwiGLUPattern(GraphTransform[TransformConfig]):
     """Replace down(act(gate(x)) * up(x)) by `torch_swiglu_mlp`, for SiLU and both forms of GELU."""
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Replace each block whose inner results nothing else reads."""
-        assert isinstance(gm, fx.GraphModule)
         matches = 0
         for node in nodes_of(gm, *_LINEAR):
             found = find(_PATTERN, node)
@@ -45,7 +44,7 @@ class MatchSwiGLUPattern(BaseTransform[TransformConfig]):
             op = torch.ops.onboard.torch_swiglu_mlp.default
             replace_with(node, call(gm, node, op, *tensors, _activation(found), like=node))
             matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+        return matches
 
 
 def _each(found: Bound, kind: str) -> list[fx.Node | None]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, is_op, nodes_of, replace_with
 from onboard.graph.pattern_matcher.patterns import aten
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _ZEROS = (aten.new_zeros, aten.zeros, aten.zeros_like)
 _OF_ZERO = (aten.to, aten._to_copy, aten.view, aten.reshape, aten.expand, aten.unsqueeze, aten.mul, aten.linear)
@@ -18,21 +18,22 @@ _OF_ZERO = (aten.to, aten._to_copy, aten.view, aten.reshape, aten.expand, aten.u
 
 
 @register_transform("match_token_shift")
-class MatchTokenShift(BaseTransform[TransformConfig]):
+class MatchTokenShift(GraphTransform[TransformConfig]):
     """Replace cat([zeros [batch, 1, channels], x[:, :-1]], dim=1) by `torch_token_shift`.
 
     Where both parts went through one linear with a bias, the linear of the shifted input is what they are together.
     """
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    keeps_shapes = False
+
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Replace each such expression."""
-        assert isinstance(gm, fx.GraphModule)
         matches = 0
         for node in nodes_of(gm, aten.cat):
             if (parts := _parts(node)) is not None and (new := _shift(gm, node, *parts)) is not None:
                 replace_with(node, new)
                 matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=not matches)
+        return matches
 
 
 def _parts(cat: fx.Node) -> tuple[fx.Node, fx.Node] | None:

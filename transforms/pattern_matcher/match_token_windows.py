@@ -5,33 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, is_op, nodes_of, replace_with
 from onboard.graph.pattern_matcher.patterns import aten
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _SHIFT = torch.ops.onboard.torch_token_shift.default
 _LARGEST = 16
 
 
 @register_transform("match_token_windows")
-class MatchTokenWindows(BaseTransform[TransformConfig]):
+class MatchTokenWindows(GraphTransform[TransformConfig]):
     """Replace pad(x [batch, channels, sequence], (size - 1, 0)).unfold(-1, size, 1) by tokens shifted again and again.
 
     A convolution whose weights hang on the token is made of such windows.
     """
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    keeps_shapes = False
+
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Replace each such expression."""
-        assert isinstance(gm, fx.GraphModule)
         matches = 0
         for node in nodes_of(gm, aten.unfold):
             if (source := _source(node)) is not None:
                 _rewrite(gm, node, source)
                 matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=not matches)
+        return matches
 
 
 def _source(unfold: fx.Node) -> fx.Node | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, call, is_op, nodes_of, replace_with
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 aten, own = torch.ops.aten, torch.ops.onboard
 _ZEROS = (aten.zeros, aten.zeros_like, aten.new_zeros)
@@ -21,19 +21,18 @@ _KEEPING = (aten.to, aten._to_copy, aten.expand, aten.view, aten.reshape, aten.u
 
 
 @register_transform("match_ungated_delta_rule")
-class MatchUngatedDeltaRule(BaseTransform[TransformConfig]):
+class MatchUngatedDeltaRule(GraphTransform[TransformConfig]):
     """Replace `torch_gated_delta_rule` with a gate of ones, whose logarithm is zero, by `torch_delta_rule`."""
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Replace each such call."""
-        assert isinstance(gm, fx.GraphModule)
         matches = 0
         for node in nodes_of(gm, own.torch_gated_delta_rule):
             values = arguments(node)
             if _is_zero(values.pop("g")):
                 replace_with(node, call(gm, node, own.torch_delta_rule.default, *values.values(), like=node))
                 matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+        return matches
 
 
 def _is_zero(node: Any) -> bool:

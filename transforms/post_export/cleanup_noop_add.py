@@ -6,28 +6,27 @@ import operator
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import nodes_of, replace_with
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _ADDITIONS = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar, operator.add)
 
 
 @register_transform("cleanup_noop_add")
-class CleanupNoopAdd(BaseTransform[TransformConfig]):
+class CleanupNoopAdd(GraphTransform[TransformConfig]):
     """Replace `x + 0` by `x`, where that changes neither dtype nor shape."""
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Remove each such addition."""
-        assert isinstance(gm, fx.GraphModule)
         matches = 0
         for node in nodes_of(gm, *_ADDITIONS):
             if (same := _other_operand(node)) is not None:
                 replace_with(node, same)
                 matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+        return matches
 
 
 def _other_operand(node: fx.Node) -> fx.Node | None:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import sys
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, nodes_of, replace_with
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 
 @register_transform("cleanup_noop_slice")
-class CleanupNoopSlice(BaseTransform[TransformConfig]):
+class CleanupNoopSlice(GraphTransform[TransformConfig]):
     """Replace `x[..., :, ...]` by `x`."""
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Remove each such slice."""
-        assert isinstance(gm, fx.GraphModule)
         noops = [node for node in nodes_of(gm, torch.ops.aten.slice.Tensor) if _keeps_everything(node)]
         for node in noops:
             replace_with(node, node.args[0])  # type: ignore[arg-type]
-        return gm, TransformInfo(num_matches=len(noops), is_clean=not noops, has_valid_shapes=True)
+        return len(noops)
 
 
 def _keeps_everything(node: fx.Node) -> bool:

@@ -9,28 +9,27 @@ from torch import fx, nn
 
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, nodes_of, replace_with
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 from onboard.graph.values import insert_call
 
 aten = torch.ops.aten
 
 
 @register_transform("widen_uniform_slice")
-class WidenUniformSlice(BaseTransform[TransformConfig]):
+class WidenUniformSlice(GraphTransform[TransformConfig]):
     """Replace `table[:, :length]` by `table[:, :1]`, expanded, where all of the table's entries are equal there.
 
     Such a table (types of tokens that nobody gave) is as long as the longest text; a row of several texts may be
     longer. Only tables that no checkpoint holds: their numbers are known, and looked at for each graph.
     """
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Replace each such slice."""
-        assert isinstance(gm, fx.GraphModule)
         kept = gm.state_dict().keys()
         slices = [node for node in nodes_of(gm, aten.slice.Tensor) if _is_uniform(gm, node, kept)]
         for node in slices:
             _widen(gm, node)
-        return gm, TransformInfo(num_matches=len(slices), is_clean=not slices, has_valid_shapes=True)
+        return len(slices)
 
 
 def _is_uniform(gm: fx.GraphModule, node: fx.Node, kept: Any) -> bool:

@@ -7,13 +7,13 @@ from itertools import product
 from typing import NamedTuple
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.backends import fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import Target, arguments, is_op, nodes_of, replace_with
 from onboard.graph.post_load_fusion.casts import is_cast, remove_identity_casts
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, TransformInfo, register_transform
 from onboard.graph.values import insert_call
 from onboard.ops import has_triton
 
@@ -34,15 +34,14 @@ class _Sum(NamedTuple):
 
 
 @register_transform("fuse_add_rms_norm")
-class FuseAddRMSNorm(BaseTransform[TransformConfig]):
+class FuseAddRMSNorm(GraphTransform[TransformConfig]):
     """Replace `total = x + residual; rmsnorm(total)` by an op that returns both, on the norm's own back end.
 
     The sum may be cast before it is normalised, as in models that keep it in float32.
     """
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> TransformInfo:
         """Count one match for each pair; it needs the shapes of what is added."""
-        assert isinstance(gm, fx.GraphModule)
         casts = remove_identity_casts(gm)  # between a sum and its norm, or its next use
         matches = 0
         for backend, name in product(_BACKENDS, ("rmsnorm", "wide_rmsnorm")):
@@ -50,7 +49,7 @@ class FuseAddRMSNorm(BaseTransform[TransformConfig]):
                 if (found := _residual_sum(norm)) is not None:
                     _fuse(gm, norm, found, fused_op(backend, f"fused_add_{name}"))
                     matches += 1
-        return gm, TransformInfo(num_matches=matches, is_clean=not (matches or casts), has_valid_shapes=True)
+        return TransformInfo(num_matches=matches, is_clean=not (matches or casts), has_valid_shapes=True)
 
 
 def _residual_sum(norm: fx.Node) -> _Sum | None:

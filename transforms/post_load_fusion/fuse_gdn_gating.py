@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import choose_backend, fused_op
@@ -15,7 +15,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.fx import Target, arguments, is_op, nodes_of, replace_with
 from onboard.graph.pattern_matcher.patterns import Op, Var, aten, dtype, find, is_node, is_number, rank, same_shape
 from onboard.graph.post_load_fusion.casts import is_cast
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 from onboard.graph.values import insert_call
 
 
@@ -40,22 +40,20 @@ class _Gates(NamedTuple):
 
 
 @register_transform("fuse_gdn_gating")
-class FuseGdnGating(BaseTransform[TransformConfig]):
+class FuseGdnGating(GraphTransform[TransformConfig]):
     """Replace `-exp(A_log) * softplus(a + dt_bias)` and `sigmoid(b)` of each gated delta rule by one op.
 
     The factor -exp(A_log) is a parameter by then (`fold_constants`). Gates of another form are a visible fact.
     """
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Count one match for each delta rule."""
-        assert isinstance(gm, fx.GraphModule)
         rules = nodes_of(gm, torch.ops.onboard.torch_gated_delta_rule)
         op = fused_op(choose_backend("auto", context, self.key), "fused_gdn_gating")
         left = [rule for rule in rules if not _fuse(gm, rule, op)]
         if left:
             context.facts.append(f"{self.key}: gates of {len(left)} delta rules have another form, as of {left[0]}")
-        matches = len(rules) - len(left)
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+        return len(rules) - len(left)
 
 
 def _fuse(gm: fx.GraphModule, rule: fx.Node, op: Target) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import choose_backend, fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import nodes_of
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, TransformInfo, register_transform
 
 
 class FuseL2NormConfig(TransformConfig):
@@ -21,7 +21,7 @@ class FuseL2NormConfig(TransformConfig):
 
 
 @register_transform("fuse_l2norm")
-class FuseL2Norm(BaseTransform[FuseL2NormConfig]):
+class FuseL2Norm(GraphTransform[FuseL2NormConfig]):
     """Point every `torch_l2norm` at the back end's op; arguments are the same.
 
     The queries and keys of a delta rule have theirs inside its own kernels (`use_qk_l2norm_in_kernel`).
@@ -29,13 +29,12 @@ class FuseL2Norm(BaseTransform[FuseL2NormConfig]):
 
     config_class = FuseL2NormConfig
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> TransformInfo:
         """Count one match for each norm."""
-        assert isinstance(gm, fx.GraphModule)
         norms = nodes_of(gm, torch.ops.onboard.torch_l2norm)
         if norms:
             op = fused_op(choose_backend(self.config.backend, context, self.key), "l2norm")
             for node in norms:
                 node.target = op
             gm.recompile()
-        return gm, TransformInfo(num_matches=len(norms), is_clean=True, has_valid_shapes=True)
+        return TransformInfo(num_matches=len(norms), is_clean=True, has_valid_shapes=True)

@@ -6,13 +6,13 @@ from collections.abc import Container
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import Backend, choose_backend
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, is_op, nodes_of, only_user, replace_with
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import SKIPPED, GraphTransform, TransformConfig, TransformInfo, register_transform
 from onboard.graph.values import insert_call
 from onboard.graph.weight_load.gemm_fusion import LINEARS
 from onboard.ops import has_triton
@@ -34,7 +34,7 @@ class FuseLinearsConfig(TransformConfig):
 
 
 @register_transform("fuse_linears")
-class FuseLinears(BaseTransform[FuseLinearsConfig]):
+class FuseLinears(GraphTransform[FuseLinearsConfig]):
     """Replace linear layers by `triton_fused_linear` and let it do what stands around them.
 
     Its kernels read weights at the memory's speed where tokens are few, that is in decode; for many it is the library's
@@ -44,11 +44,10 @@ class FuseLinears(BaseTransform[FuseLinearsConfig]):
 
     config_class = FuseLinearsConfig
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for each linear layer; a gated feed-forward block has two."""
-        assert isinstance(gm, fx.GraphModule)
         if choose_backend(self.config.backend, context, self.key) != "triton":
-            return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
+            return SKIPPED
         dtypes = (*_DTYPES, torch.float32) if context.runtime.batch_invariant else _DTYPES
         for block in nodes_of(gm, *_BLOCKS):
             _split_block(gm, block, dtypes)
@@ -57,8 +56,7 @@ class FuseLinears(BaseTransform[FuseLinearsConfig]):
             node = _take_in_gate(gm, node)
             node = _take_in_sum(gm, node)
             _take_in_norm(gm, node)
-        matches = len(nodes_of(gm, _ops.triton_fused_linear))
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+        return len(nodes_of(gm, _ops.triton_fused_linear))
 
 
 def _fits(gm: fx.GraphModule, linear: fx.Node, dtypes: Container[torch.dtype]) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import Backend, choose_backend, fused_op, kernel_obstacle
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, nodes_of
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, TransformInfo, register_transform
 from onboard.graph.weight_load.expert_stacks import fold_experts, stack_experts
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
 
@@ -21,14 +21,13 @@ class FuseMoeConfig(TransformConfig):
 
 
 @register_transform("fuse_moe")
-class FuseMoe(BaseTransform[FuseMoeConfig]):
+class FuseMoe(GraphTransform[FuseMoeConfig]):
     """Stack the experts that `stack_expert_weights` could not, and point mixtures and routers at the back end's ops."""
 
     config_class = FuseMoeConfig
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> TransformInfo:
         """Count one match for each mixture whose weights are stacked."""
-        assert isinstance(gm, fx.GraphModule)
         changed = stack_experts(gm) + fold_experts(gm)
         mixtures = nodes_of(gm, torch.ops.onboard.torch_moe_fused)
         if left := nodes_of(gm, torch.ops.onboard.torch_moe):
@@ -37,7 +36,7 @@ class FuseMoe(BaseTransform[FuseMoeConfig]):
         if mixtures and choose_backend(self.config.backend, context, self.key) == "triton":
             self._use_kernels(gm, mixtures, context)
         gm.recompile()
-        return gm, TransformInfo(num_matches=len(mixtures), is_clean=not changed, has_valid_shapes=True)
+        return TransformInfo(num_matches=len(mixtures), is_clean=not changed, has_valid_shapes=True)
 
     def _use_kernels(self, gm: fx.GraphModule, mixtures: list[fx.Node], context: TransformContext) -> None:
         obstacles = set()

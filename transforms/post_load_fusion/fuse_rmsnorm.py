@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import Backend, choose_backend, fused_op
@@ -13,7 +13,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, is_op, nodes_of, only_user, replace_with
 from onboard.graph.post_load_fusion.casts import is_cast
 from onboard.graph.post_load_fusion.constants import fold_constant
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, TransformInfo, register_transform
 from onboard.graph.values import insert_call
 
 aten = torch.ops.aten
@@ -28,7 +28,7 @@ class FuseRMSNormConfig(TransformConfig):
 
 
 @register_transform("fuse_rmsnorm")
-class FuseRMSNorm(BaseTransform[FuseRMSNormConfig]):
+class FuseRMSNorm(GraphTransform[FuseRMSNormConfig]):
     """Point every `torch_rmsnorm` at the back end's op; arguments are the same.
 
     A weight that is computed from a parameter in every step (Gemma's 1 + weight) is computed once.
@@ -36,9 +36,8 @@ class FuseRMSNorm(BaseTransform[FuseRMSNormConfig]):
 
     config_class = FuseRMSNormConfig
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> TransformInfo:
         """Count one match for each norm."""
-        assert isinstance(gm, fx.GraphModule)
         norms = nodes_of(gm, torch.ops.onboard.torch_rmsnorm)
         folded = [fold_constant(gm, arguments(node)["weight"]) for node in norms]
         wide = 0
@@ -50,7 +49,7 @@ class FuseRMSNorm(BaseTransform[FuseRMSNormConfig]):
             gm.recompile()
         gated = self._fuse_gated(gm, context)
         clean = not (gated or wide or any(folded))
-        return gm, TransformInfo(num_matches=len(norms) + gated, is_clean=clean, has_valid_shapes=True)
+        return TransformInfo(num_matches=len(norms) + gated, is_clean=clean, has_valid_shapes=True)
 
     def _fuse_gated(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Use the kernel for norms with a gate, a cast behind one included; return how many."""

@@ -6,13 +6,13 @@ import operator
 from typing import NamedTuple
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import Backend, choose_backend, fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, is_op, nodes_of, only_user, replace_with
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 from onboard.graph.values import insert_call
 
 aten = torch.ops.aten
@@ -25,20 +25,19 @@ class FuseSiluMulConfig(TransformConfig):
 
 
 @register_transform("fuse_silu_mul")
-class FuseSiluMul(BaseTransform[FuseSiluMulConfig]):
+class FuseSiluMul(GraphTransform[FuseSiluMulConfig]):
     """Replace `silu(first half of x) * second half of x` by `silu_and_mul(x)`, however the halves are taken."""
 
     config_class = FuseSiluMulConfig
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Count one match for each product."""
-        assert isinstance(gm, fx.GraphModule)
         found = [(node, whole) for node in nodes_of(gm, aten.mul.Tensor) if (whole := _gated(node)) is not None]
         if found:
             op = fused_op(choose_backend(self.config.backend, context, self.key), "silu_and_mul")
             for node, whole in found:
                 replace_with(node, insert_call(gm, node, op, whole, like=node))
-        return gm, TransformInfo(num_matches=len(found), is_clean=not found, has_valid_shapes=True)
+        return len(found)
 
 
 class _Slice(NamedTuple):

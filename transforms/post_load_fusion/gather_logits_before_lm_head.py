@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import dropwhile
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import add_placeholder, arguments, is_op
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import SKIPPED, GraphTransform, TransformConfig, TransformInfo, register_transform
 from onboard.graph.values import infer_value, insert_call
 from onboard.graph.weight_load.gemm_fusion import LINEARS
 
@@ -31,19 +31,18 @@ _LAST_DIM = (2, -1)
 
 
 @register_transform("gather_logits_before_lm_head")
-class GatherLogitsBeforeLmHead(BaseTransform[TransformConfig]):
+class GatherLogitsBeforeLmHead(GraphTransform[TransformConfig]):
     """Insert `gather_logits_before_lm_head` before the last linear, and the input `logits_gather_indices`.
 
     What follows the head (a scale, a soft cap, a cast, a cut of the vocabulary) has to work row by row.
     """
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for the head; without one the fact says where the search ended."""
-        assert isinstance(gm, fx.GraphModule)
         head = _before_pointwise(gm.graph.output_node().args[0])
         if not is_op(head, *LINEARS):
             context.facts.append(f"{self.key}: the logits come from {head}, not from a linear layer")
-            return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
+            return SKIPPED
         assert isinstance(head, fx.Node)
         indices = add_placeholder(gm, "logits_gather_indices", torch.zeros(2, dtype=torch.int64, device=context.device))
         hidden = arguments(head)["input"]
@@ -52,7 +51,7 @@ class GatherLogitsBeforeLmHead(BaseTransform[TransformConfig]):
         for node in dropwhile(lambda node: node is not head, gm.graph.nodes):
             if node.op == "call_function":
                 infer_value(node)
-        return gm, TransformInfo(num_matches=1, has_valid_shapes=True)
+        return 1
 
 
 def _before_pointwise(node: object) -> object:

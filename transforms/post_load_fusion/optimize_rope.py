@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 import onboard.ops  # noqa: F401  (registers torch.ops.onboard)
 from onboard.graph.backends import choose_backend, fused_op
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, is_op, nodes_of, only_user
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import SKIPPED, GraphTransform, TransformConfig, TransformInfo, register_transform
 
 _ops = torch.ops.onboard
 _HEADS_DIM = 2  # of layout bsnd, where tables [batch, sequence, size] are broadcast
@@ -35,14 +35,13 @@ _FORMS = {
 
 
 @register_transform("optimize_rope")
-class OptimizeRope(BaseTransform[TransformConfig]):
+class OptimizeRope(GraphTransform[TransformConfig]):
     """Replace rotations in layout bsnd by the fused kernel; those that it does not fit are a visible fact."""
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for each rotation."""
-        assert isinstance(gm, fx.GraphModule)
         if choose_backend("auto", context, self.key) != "triton":
-            return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
+            return SKIPPED
         rotations = nodes_of(gm, *_FORMS)
         fitting = [node for node in rotations if _fits(node)]
         for node in fitting:
@@ -51,7 +50,7 @@ class OptimizeRope(BaseTransform[TransformConfig]):
             context.facts.append(f"{self.key}: {len(left)} rotations have no fused kernel, for example {left[0]}")
         joined = [node for node in nodes_of(gm, fused_op("triton", "rope_cached")) if _take_in_norms(gm, node)]
         gm.recompile()
-        return gm, TransformInfo(num_matches=len(fitting), is_clean=not joined, has_valid_shapes=True)
+        return TransformInfo(num_matches=len(fitting), is_clean=not joined, has_valid_shapes=True)
 
 
 def _fits(rotation: fx.Node) -> bool:

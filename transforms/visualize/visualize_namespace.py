@@ -7,10 +7,10 @@ import json
 import logging
 from pathlib import Path
 
-from torch import fx, nn
+from torch import fx
 
 from onboard.graph.context import TransformContext
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, TransformInfo, register_transform
 from onboard.graph.visualize.namespaces import Namespace, namespace_tree
 
 _FOLDER = "debug_visualize"
@@ -33,21 +33,20 @@ log = logging.getLogger("onboard.visualize")
 
 
 @register_transform("visualize_namespace")
-class VisualizeNamespace(BaseTransform[TransformConfig]):
+class VisualizeNamespace(GraphTransform[TransformConfig]):
     """Write `namespace.json` and `namespace.html` to `debug_visualize_dir`, by default ./debug_visualize."""
 
     shows = True
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> TransformInfo:
         """Count one match for each operator shown."""
-        assert isinstance(gm, fx.GraphModule)
         tree = namespace_tree(gm)
         folder = Path(self.config.debug_visualize_dir or _FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "namespace.json").write_text(json.dumps(tree.as_json(), indent=1) + "\n", encoding="utf-8")
         (folder / "namespace.html").write_text(_PAGE.format(tree=_render(tree, is_open=True)), encoding="utf-8")
         log.info("graph by module: %s", folder / "namespace.html")
-        return gm, TransformInfo(num_matches=tree.counts().total(), is_clean=True, has_valid_shapes=True)
+        return TransformInfo(num_matches=tree.counts().total(), is_clean=True, has_valid_shapes=True)
 
 
 def _render(node: Namespace, *, is_open: bool = False) -> str:

@@ -20,7 +20,14 @@ from onboard.graph.fx import add_placeholder, copy_graphs, fake_mode, nodes_of, 
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.planned import PLANNED
 from onboard.graph.shapes import propagate_shapes
-from onboard.graph.transform import BaseTransform, Stages, TransformConfig, TransformInfo, transform_keys
+from onboard.graph.transform import (
+    BaseTransform,
+    GraphTransform,
+    Stages,
+    TransformConfig,
+    TransformInfo,
+    transform_keys,
+)
 from onboard.graph.weight_load.parameters import join_parameters, weight_plan
 
 
@@ -144,27 +151,51 @@ def test_the_observer_sees_the_module_after_each_transform(tmp_path: Path) -> No
     assert seen == [(key, key != "build_model") for key in EXPORT]
 
 
-class _Breaking(BaseTransform[TransformConfig]):
+class _Breaking(GraphTransform[TransformConfig]):
     key = "breaking"
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
-        assert isinstance(gm, fx.GraphModule)
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         gm.graph.output_node().args = (placeholders(gm)[0],)
         raise RuntimeError("half way")
 
 
-class _Doubling(BaseTransform[TransformConfig]):
+class _Doubling(GraphTransform[TransformConfig]):
     """Doubles the logits, leaves a dead node behind and says that the graph needs cleaning."""
 
     key = "doubling"
+    keeps_shapes = False
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
-        assert isinstance(gm, fx.GraphModule)
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         output = gm.graph.output_node()
         with gm.graph.inserting_before(output):
             gm.graph.call_function(torch.ops.aten.neg.default, (output.args[0],))
             output.args = (gm.graph.call_function(torch.ops.aten.mul.Tensor, (output.args[0], 2.0)),)
-        return gm, TransformInfo(num_matches=1)
+        return 1
+
+
+class _Counting(GraphTransform[TransformConfig]):
+    """Says that it had `count` matches."""
+
+    key = "counting"
+    count: int | TransformInfo = 0
+
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
+        return self.count
+
+
+@pytest.mark.parametrize("keeps_shapes", [True, False])
+@pytest.mark.parametrize("count", [0, 3])
+def test_what_holds_for_a_graph_follows_from_the_matches(tmp_path: Path, count: int, keeps_shapes: bool) -> None:
+    counting, context = _Counting(TransformConfig(stage=Stages.POST_EXPORT)), make_context(tmp_path)
+    counting.count, counting.keeps_shapes = count, keeps_shapes  # type: ignore[misc]
+    graph = fx.symbolic_trace(nn.Identity())
+    module, info = counting.apply(graph, context)
+    assert module is graph
+    assert info == TransformInfo(num_matches=count, is_clean=count == 0, has_valid_shapes=keeps_shapes or count == 0)
+    counting.count = TransformInfo(num_matches=count, summary="more")
+    assert counting.apply(graph, context) == (graph, counting.count)
+    with pytest.raises(AssertionError, match="counting edits graphs, this is a Identity"):
+        counting.apply(nn.Identity(), context)
 
 
 def _with(transform: BaseTransform[Any]) -> list[BaseTransform[Any]]:
@@ -183,19 +214,18 @@ def test_a_failing_transform_is_undone_and_recorded(tmp_path: Path) -> None:
     assert context.facts == ["breaking failed and was skipped: RuntimeError: half way"]
 
 
-class _Joining(BaseTransform[TransformConfig]):
+class _Joining(GraphTransform[TransformConfig]):
     """Joins the first parameter with zeros, again and again; with `skip_on_error` it fails afterwards."""
 
     key = "joining"
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
-        assert isinstance(gm, fx.GraphModule)
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> TransformInfo:
         joins = weight_plan(gm).joins
         name = next(iter(joins), None) or next(name for name, _ in gm.named_parameters())
         join_parameters(gm, f"{name}_joined", [name, 3])
         if self.config.skip_on_error:
             raise RuntimeError("half way")
-        return gm, TransformInfo(num_matches=1, is_clean=True)
+        return TransformInfo(num_matches=1, is_clean=True)
 
 
 def test_a_failing_transform_leaves_the_plan_of_the_weights_as_it_was(tmp_path: Path) -> None:

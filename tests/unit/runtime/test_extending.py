@@ -169,7 +169,7 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
         {TRANSFORM: FUNCTION},
         "soft_cap is no BaseTransform",
     ),
-    "no apply": (broken_by(lambda text: text.replace("def apply", "def use")), "apply"),
+    "no apply": (broken_by(lambda text: text.replace("def rewrite", "def use")), "`apply` or `rewrite`"),
     "no stage": ({"transforms/fusion/soft_cap.py": FILES[TRANSFORM]}, "'fusion'.*Valid"),
     "a shipped key": (
         {"transforms/compile/fuse_moe.py": FILES[TRANSFORM].replace("soft_cap", "fuse_moe")},
@@ -223,18 +223,6 @@ def test_a_broken_package_is_refused_with_its_name(
     assert f"{name} 2 (onboard.transforms: mine)" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("body", "message"), [("raise KeyError('inside')", "KeyError: 'inside'"), ("return gm, None", "NoneType")]
-)
-def test_a_transform_that_breaks_is_refused_with_its_name(tmp_path: Path, body: str, message: str) -> None:
-    write(tmp_path, {TRANSFORM: FILES[TRANSFORM].replace("output = gm", f"{body}\n        output = gm", 1)})
-    pipeline = load_pipeline({"soft_cap": {"run_per_gm": False}}, root=tmp_path)
-    context = TransformContext(None, RuntimeConfig(), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=message) as caught:
-        Pipeline([each for each in pipeline if each.key == "soft_cap"]).run(context)
-    assert TRANSFORM in str(caught.value)
-
-
 class _Given(BaseTransform[TransformConfig]):
     """Starts a pipeline with a graph that is there already."""
 
@@ -246,14 +234,29 @@ class _Given(BaseTransform[TransformConfig]):
         return traced, TransformInfo(is_clean=True, has_valid_shapes=True)
 
 
+def _capped(root: Path, **fields: object) -> nn.Module:
+    """Run the root's `soft_cap` alone, on a graph that returns what it is given."""
+    given = _Given(TransformConfig(stage=Stages.FACTORY, run_per_gm=False))
+    own = [each for each in load_pipeline({"soft_cap": fields}, root=root) if each.key == "soft_cap"]
+    context = TransformContext(None, RuntimeConfig(), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
+    return Pipeline([given, *own]).run(context)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"), [("raise KeyError('inside')", "KeyError: 'inside'"), ("return None", "NoneType")]
+)
+def test_a_transform_that_breaks_is_refused_with_its_name(tmp_path: Path, body: str, message: str) -> None:
+    write(tmp_path, {TRANSFORM: FILES[TRANSFORM].replace("output = gm", f"{body}\n        output = gm", 1)})
+    with pytest.raises(UsageError, match=message) as caught:
+        _capped(tmp_path)
+    assert TRANSFORM in str(caught.value)
+
+
 def test_a_graph_computes_what_it_says_at_once(tmp_path: Path) -> None:
     """`onboard verify` runs it after each transform."""
     write(tmp_path, {TRANSFORM: FILES[TRANSFORM]})
-    given = _Given(TransformConfig(stage=Stages.FACTORY, run_per_gm=False))
-    own = [each for each in load_pipeline({"soft_cap": {"cap": 2.0}}, root=tmp_path) if each.key == "soft_cap"]
-    context = TransformContext(None, RuntimeConfig(), torch.device("cpu"), torch.float32)  # type: ignore[arg-type]
     logits = torch.randn(7) * 5
-    torch.testing.assert_close(Pipeline([given, *own]).run(context)(logits), 2 * torch.tanh(logits / 2))
+    torch.testing.assert_close(_capped(tmp_path, cap=2.0)(logits), 2 * torch.tanh(logits / 2))
 
 
 def test_an_op_that_mixes_tokens_is_refused(tiny: Callable[..., Tiny]) -> None:
