@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     epilog=f"Help for a command: onboard {HELP} COMMAND. A model whose id is a command's name: onboard {DEFAULT} ID.",
 )
-app.command(DEFAULT)(model.onboard)
+app.command(DEFAULT, help=model.ABOUT)(model.onboard)
 app.command("run")(run_command.run)
 app.command("verify")(verify.verify)
 app.command("plan")(plan.plan)

@@ -26,6 +26,7 @@ from onboard.workflow.files import FileWriter
 from onboard.workflow.lock import STAGING, WORK, check_writable, exclusive, slug
 from onboard.workflow.outcome import PhaseOutcome, RunOutcome
 from onboard.workflow.phase import Phase, PhaseResult, RunContext, RunOptions
+from onboard.workflow.phases import PHASES
 from onboard.workflow.state import (
     STATE_FILE,
     Artifact,
@@ -36,12 +37,6 @@ from onboard.workflow.state import (
     written_under,
 )
 from onboard.workflow.worklog import Worklog
-
-PHASES = (
-    *("gather", "survey", "analyze", "generate", "test", "review"),
-    *("register", "run", "matrix", "cookbook", "report", "pull_request"),
-)
-"""The phases in order; each is a module of `onboard.workflow.phases`."""
 
 
 class Observer(Protocol):

@@ -20,7 +20,7 @@ import pytest
 from checkpoints import edit_config, save_checkpoint, tree
 from hub_server import HubServer, Repository
 
-from onboard.workflow.phase_runner import PHASES
+from onboard.workflow.phases import PHASES
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ import pytest
 from warm import Warm
 
 from onboard.content import CONTENT_ROOT
-from onboard.workflow.phase_runner import PHASES
+from onboard.workflow.phases import PHASES
 from onboard.workflow.sweep.record import LEVELS, TESTED, TargetRecord, conclude
 from onboard.workflow.sweep.store import RECORD
 

@@ -20,6 +20,7 @@ from onboard.errors import ConsentRequiredError, NotCausalError, OnboardError
 from onboard.workflow.outcome import PhaseOutcome, RunOutcome
 from onboard.workflow.phase import RunContext
 from onboard.workflow.phase_runner import Engine
+from onboard.workflow.phases import PHASES
 
 
 def onboard(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -38,6 +39,7 @@ def test_help_is_quick_and_complete() -> None:
         *("--trust-remote-code", "--yes", "--offline", "--debug", "--version"),
     ):
         assert f" {option} " in process.stdout
+    assert f"Phases: {', '.join(PHASES)}." in " ".join(process.stdout.split())
     assert onboard().stdout == onboard("--help").stdout
 
 

@@ -16,10 +16,21 @@ from onboard.cli.result import Result
 from onboard.cli.terminal import shown
 from onboard.errors import OnboardError
 from onboard.hub import go_offline
+from onboard.workflow.phases import PHASES
 
 if TYPE_CHECKING:
     from onboard.workflow.outcome import RunOutcome
     from onboard.workflow.phase import RunContext, RunOptions
+
+
+ABOUT = f"""Onboard a Hugging Face causal language model: fast, proven and servable.
+
+Run it again to resume: a phase whose inputs did not change is skipped.
+
+Phases: {", ".join(PHASES)}.
+
+Exit codes: 0 done; 1 failed; 2 cannot be done as asked; 3 needs your word; 130 interrupted.
+"""
 
 
 def onboard(
@@ -41,14 +52,7 @@ def onboard(
     strict: Annotated[bool, typer.Option("--strict", help="A fallback in the full run is an error.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the libraries' warnings.")] = False,
 ) -> Result | int:
-    """Onboard a Hugging Face causal language model: fast, proven and servable.
-
-    Run it again to resume: a phase whose inputs did not change is skipped.
-
-    Phases: gather, survey, analyze, generate, test, review, register, run, matrix, cookbook, report, pull_request.
-
-    Exit codes: 0 done; 1 failed; 2 cannot be done as asked; 3 needs your word; 130 interrupted.
-    """
+    """Run the phases for one model; `ABOUT` is what the help says of it."""
     if offline:
         go_offline()
     from onboard.workflow.phase import RunOptions

@@ -47,7 +47,7 @@ def _print_table(states: dict[str, RunState]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from onboard.workflow.phase_runner import PHASES
+    from onboard.workflow.phases import PHASES
 
     table = Table("model", "phases", "stands at", "seconds")
     for state in states.values():

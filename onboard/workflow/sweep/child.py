@@ -21,7 +21,8 @@ from onboard.user_cache import FOLDER_VARIABLE
 from onboard.workflow.files import write_atomically
 from onboard.workflow.outcome import PhaseOutcome
 from onboard.workflow.phase import RunContext, RunOptions
-from onboard.workflow.phase_runner import PHASES, Engine, load_phases, open_run
+from onboard.workflow.phase_runner import Engine, load_phases, open_run
+from onboard.workflow.phases import PHASES
 from onboard.workflow.processes.programs import ForkServer
 from onboard.workflow.sweep.inputs.targets import Target
 

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from onboard.config import Mode, StrictModel
-from onboard.workflow.phase_runner import PHASES
+from onboard.workflow.phases import PHASES
 from onboard.workflow.sweep.inputs.targets import VARIANTS, Variant
 from onboard.workflow.sweep.record import STATUSES, Entry, Status
 

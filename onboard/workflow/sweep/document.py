@@ -7,7 +7,7 @@ from pathlib import Path
 
 from onboard.render import render
 from onboard.workflow.files import write_atomically
-from onboard.workflow.phase_runner import PHASES
+from onboard.workflow.phases import PHASES
 from onboard.workflow.reporting.markdown_tables import cell
 from onboard.workflow.sweep.coverage import PATH, Coverage, group_by_reason, worst
 from onboard.workflow.sweep.record import STATUSES, Entry, Status

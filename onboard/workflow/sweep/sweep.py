@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onboard.config import Mode, suggest
 from onboard.errors import UsageError
-from onboard.workflow.phase_runner import PHASES
+from onboard.workflow.phases import PHASES
 from onboard.workflow.sweep.child import Job
 from onboard.workflow.sweep.executors import Executor, Started
 from onboard.workflow.sweep.inputs.targets import Target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onboard.content import CONTENT_ROOT
 from onboard.verify.limits import SAME
-from onboard.workflow.phase_runner import PHASES
+from onboard.workflow.phases import PHASES
 from onboard.workflow.sweep.coverage import PATH, Coverage, ordered
 from onboard.workflow.sweep.document import DOCUMENT, PICTURE, document, picture
 from onboard.workflow.sweep.record import LEVELS, TESTED

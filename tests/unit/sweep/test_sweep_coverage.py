@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from onboard.workflow.phase_runner import PHASES
+from onboard.workflow.phases import PHASES
 from onboard.workflow.sweep.coverage import Coverage, common_reason, group_by_reason, ordered
 from onboard.workflow.sweep.document import COLORS, document, picture, write_coverage
 from onboard.workflow.sweep.record import LEVELS, STATUSES, TESTED, Entry, Status

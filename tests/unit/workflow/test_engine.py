@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from checkpoints import tree
 from onboard.errors import ConsentRequiredError, OnboardError, UsageError
 from onboard.workflow.outcome import RunOutcome
 from onboard.workflow.phase import RunContext, RunOptions
-from onboard.workflow.phase_runner import PHASES, Engine, load_phases, open_run
+from onboard.workflow.phase_runner import Engine, load_phases, open_run
+from onboard.workflow.phases import PHASES
 
 from .fakes import Fake, Recorder, copying
 
@@ -281,6 +283,15 @@ def test_the_observer_hears_of_every_phase(workflow: Workflow) -> None:
 
 def test_every_listed_phase_can_be_loaded() -> None:
     assert tuple(phase.name for phase in load_phases()) == PHASES
+
+
+@pytest.mark.parametrize(("page", "begins"), [("using.md", "| "), ("architecture.md", "      -> ")])
+def test_the_documents_have_the_phases_in_order(page: str, begins: str) -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / page).read_text("utf-8")
+    rows = re.findall(rf"^{re.escape(begins)}([a-z_]+(?:, [a-z_]+)*)", text, re.MULTILINE)
+    named = [name for row in rows for name in row.split(", ")]
+    start = named.index(PHASES[0])
+    assert tuple(named[start : named.index(PHASES[-1]) + 1]) == PHASES
 
 
 def test_folders_of_one_name_have_work_folders_of_their_own(workflow: Workflow, tmp_path: Path) -> None:
