@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from document_examples import examples, write
 from torch import fx, nn
 
 from onboard.cli import main
@@ -26,26 +27,10 @@ from onboard.runtime.build import make_context
 from onboard.runtime.engine import Engine
 from tests.unit.runtime.tiny import Tiny
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "extending.md"
 IDS = [5, 1, 40, 7, 7, 23, 9]
 TRANSFORM = "transforms/post_load_fusion/soft_cap.py"
 OP = "ops/exact_rmsnorm.py"
-
-
-def examples() -> dict[str, str]:
-    """The document's files, by path."""
-    return dict(
-        re.findall(r"^`([\w./]+)`:\n\n```\w+\n(.*?)^```$", DOCUMENT.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    )
-
-
-FILES = examples()
-
-
-def write(folder: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, "utf-8")
+FILES = examples("extending.md")
 
 
 def install(site: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], project: str) -> None:
