@@ -48,8 +48,7 @@ class Form:
 
 FORMS = {
     "torch_causal_conv1d": Form(
-        "torch.ops.onboard.torch_causal_conv1d(hidden_states, weight.unsqueeze(1), bias, 1, weight.shape[-1] - 1, 1, "
-        "weight.shape[0], 'zeros', activation)",
+        "torch.ops.onboard.torch_causal_conv1d(hidden_states, weight.unsqueeze(1), bias, activation=activation)",
         turned=frozenset({"hidden_states"}),
         settings=({"activation": None}, {"activation": "silu"}, {"activation": "gelu"}),
     ),

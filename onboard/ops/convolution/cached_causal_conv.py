@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onboard.ops.convolution.causal_conv import fake_conv, torch_causal_conv1d
+from onboard.ops.convolution.causal_conv import fake_conv, padding_of, torch_causal_conv1d
 from onboard.ops.library import State, register_op
 from onboard.ops.recurrences.state import advance
 
 
-def _state(input: Tensor, padding: int, **_: object) -> State:
-    return (padding, input.shape[-1]), input.dtype
+def _state(input: Tensor, weight: Tensor, dilation: int, **_: object) -> State:
+    return (padding_of(weight, dilation), input.shape[-1]), input.dtype
 
 
 @register_op(fake_conv, mutates=("conv_cache",), cached_form_of="torch_causal_conv1d", state=_state)
