@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from document_examples import examples, write
 
-PATH = "onboard/ops/triton/softcap.py"
+PATH = "onboard/ops/linear/triton_softcap.py"
 
 
 def test_a_back_end_computes_the_same(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_transform_matches_and_rewrites(added: Added) -> None:
 
 def test_an_op_is_registered_and_computes_its_formula(added: Added) -> None:
     """Its back end is compared in `interpreted_adding.py`, in Triton's interpreter."""
-    added("onboard/ops/softcap.py")
+    added("onboard/ops/linear/softcap.py")
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         x = (torch.randn(3, 7) * 40).to(dtype)
         found = torch.ops.onboard.torch_softcap(x, 20.0)
@@ -118,7 +118,7 @@ class _Sum(nn.Module):
 
 def test_a_mechanism_is_cached(added: Added) -> None:
     """What the cached graph gives in chunks is what the formula gives of the whole text, in float64."""
-    added("onboard/ops/leaky_sum.py")
+    added("onboard/ops/recurrences/leaky_sum.py")
     own = _registered(added("transforms/cache_init/insert_cached_leaky_sum.py"), Stages.CACHE_INIT)
     settled = SettledConfig(
         max_seq_len=32, max_batch_size=3, max_num_tokens=32, kv_cache_config={"tokens_per_block": 4}
