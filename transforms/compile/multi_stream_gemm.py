@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from torch import fx, nn
+from torch import fx
 
 from onboard.experiments.streams import run_aside
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, attr_tensor, op_name
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 
 @register_transform("multi_stream_gemm")
-class MultiStreamGemm(BaseTransform[TransformConfig]):
+class MultiStreamGemm(GraphTransform[TransformConfig]):
     """Where two or more fp8 linears read one tensor, the one with the most weights runs beside the rest."""
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Count one match for each product that was moved."""
-        assert isinstance(gm, fx.GraphModule)
-        matches = sum(run_aside(gm, [max(group, key=lambda node: _size(gm, node))]) for group in _forks(gm))
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+        return sum(run_aside(gm, [max(group, key=lambda node: _size(gm, node))]) for group in _forks(gm))
 
 
 def _forks(gm: fx.GraphModule) -> list[list[fx.Node]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from torch import fx, nn
+from torch import fx
 
 from onboard.experiments.streams import bring_forward, computes, cone, is_product, own_part, run_aside, sources
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import arguments, op_name
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 _ROOTS = ("q_nope", "q_pe", "query"), ("compressed_kv", "kpe", "key", "value")
 """Arguments of attention operators: queries, and keys and values."""
@@ -20,7 +20,7 @@ _PRODUCTS_OF_A_LATENT = 2
 
 
 @register_transform("multi_stream_mla_attn")
-class MultiStreamMLAAttn(BaseTransform[TransformConfig]):
+class MultiStreamMLAAttn(GraphTransform[TransformConfig]):
     """Overlap the two paths into latent attention, by the first of three patterns that matches any layer.
 
     Where queries and keys have projections of their own from the hidden states, the whole path of the keys runs beside
@@ -28,14 +28,13 @@ class MultiStreamMLAAttn(BaseTransform[TransformConfig]):
     beside the queries' chain; where the operator expands them itself, the latent's norm does.
     """
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Count one match for each attention layer."""
-        assert isinstance(gm, fx.GraphModule)
         layers = [node for node in gm.graph.nodes if _is_attention(node)]
         matches = 0
         for pattern in (_whole_path, _projection, _latent):
             matches = matches or _overlap(gm, map(pattern, layers))
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+        return matches
 
 
 def _is_attention(node: fx.Node) -> bool:

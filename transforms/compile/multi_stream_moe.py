@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from onboard.experiments.streams import is_product, own_part, run_aside
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import is_op, only_user, op_name
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import GraphTransform, TransformConfig, register_transform
 
 aten = torch.ops.aten
 _PASSED = (aten.view, aten.reshape, aten.to, aten._to_copy, aten.clone, aten.unsqueeze, aten.squeeze, aten.mul)
@@ -16,15 +16,13 @@ _PASSED = (aten.view, aten.reshape, aten.to, aten._to_copy, aten.clone, aten.uns
 
 
 @register_transform("multi_stream_moe")
-class MultiStreamMoE(BaseTransform[TransformConfig]):
+class MultiStreamMoE(GraphTransform[TransformConfig]):
     """Run what is added to a mixture's output, as far as it is computed from the same input, beside the mixture."""
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int:
         """Count one match for each mixture with shared experts."""
-        assert isinstance(gm, fx.GraphModule)
         mixtures = [node for node in gm.graph.nodes if _is_mixture(node)]
-        matches = sum(run_aside(gm, branch) for node in mixtures if (branch := _shared_experts(node)))
-        return gm, TransformInfo(num_matches=matches, is_clean=not matches, has_valid_shapes=True)
+        return sum(run_aside(gm, branch) for node in mixtures if (branch := _shared_experts(node)))
 
 
 def _is_mixture(node: fx.Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pydantic import Field
-from torch import fx, nn
+from torch import fx
 
 import onboard.experiments.elementwise.pointwise_op
 from onboard.experiments.elementwise import has_xdsl
@@ -11,7 +11,7 @@ from onboard.experiments.elementwise.regions import Region, find_regions, sort_g
 from onboard.graph.backends import triton_runs_on
 from onboard.graph.context import TransformContext
 from onboard.graph.post_load_fusion.casts import remove_identity_casts
-from onboard.graph.transform import BaseTransform, TransformConfig, TransformInfo, register_transform
+from onboard.graph.transform import SKIPPED, GraphTransform, TransformConfig, TransformInfo, register_transform
 from onboard.ops import has_triton
 
 if has_triton():
@@ -31,17 +31,16 @@ class MLIRElementwiseFusionConfig(TransformConfig):
 
 
 @register_transform("mlir_elementwise_fusion")
-class MLIRElementwiseFusion(BaseTransform[MLIRElementwiseFusionConfig]):
+class MLIRElementwiseFusion(GraphTransform[MLIRElementwiseFusionConfig]):
     """Find maximal regions of elementwise operators, write each as MLIR, simplify it, and put in its kernel."""
 
     config_class = MLIRElementwiseFusionConfig
 
-    def apply(self, gm: nn.Module, context: TransformContext) -> tuple[nn.Module, TransformInfo]:
+    def rewrite(self, gm: fx.GraphModule, context: TransformContext) -> int | TransformInfo:
         """Count one match for each kernel; without xdsl, triton or a GPU the graph stays as it is, which is a fact."""
-        assert isinstance(gm, fx.GraphModule)
         if obstacle := _obstacle(context):
             context.facts.append(f"{self.key} was skipped: {obstacle}")
-            return gm, TransformInfo(skipped=True, is_clean=True, has_valid_shapes=True)
+            return SKIPPED
         from onboard.experiments.elementwise.fused_regions import fuse_region
 
         casts = remove_identity_casts(gm)
@@ -49,7 +48,7 @@ class MLIRElementwiseFusion(BaseTransform[MLIRElementwiseFusionConfig]):
         operators = sum(len(region.nodes) for region in regions)
         kernels = sum(fuse_region(gm, region, exact=self.config.exact) for region in regions)
         sort_graph(gm.graph)
-        return gm, TransformInfo(
+        return TransformInfo(
             num_matches=kernels,
             is_clean=not (regions or casts),
             has_valid_shapes=not regions,  # kernels write contiguous tensors, whatever the strides of the operators'
