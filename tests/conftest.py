@@ -1,7 +1,4 @@
-"""Puts this folder on the import path: `checkpoints` and `hub_server` are shared by the tests below it.
-
-Graphs are kept by no test that does not ask for it: each sees the transforms at work.
-"""
+"""Graphs are kept by no test that does not ask for it: each sees the transforms at work."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from warm import Warm
+    from tests.support.warm import Warm
 
 os.environ["ONBOARD_CACHE"] = ""
 # A job in the background ignores interrupts, and so would every process that the tests start and then interrupt.
@@ -27,7 +24,7 @@ DRAWN = {"equivalence": 10, "test_moe_families": 8, "test_more_families": 8, "te
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Draw models of each lot; the others' tests are left to runs of all that is marked exhaustive."""
-    from drawing import drawn_from
+    from tests.support.drawing import drawn_from
 
     lots = {item: found for item in items if (found := _lot(item)) is not None}
     drawn = {lot: drawn_from({model for each, model in lots.values() if each == lot}, DRAWN[lot]) for lot in DRAWN}
@@ -49,7 +46,7 @@ def _lot(item: pytest.Item) -> tuple[str, str] | None:
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Warm]:
     """`python -m` without the seconds that its imports take."""
-    from warm import started
+    from tests.support.warm import started
 
     with started() as process:
         yield process

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import edit_config, save_checkpoint, tree
-from hub_server import HubServer, Repository
 from safetensors.torch import load_file, save_file
 
 from onboard import gpu
@@ -21,6 +19,8 @@ from onboard.cli.main import run
 from onboard.errors import ConsentRequiredError
 from onboard.workflow.phase import RunOptions
 from onboard.workflow.phase_runner import load_phase, open_run
+from tests.support.checkpoints import edit_config, save_checkpoint, tree
+from tests.support.hub_server import HubServer, Repository
 
 Break = Callable[[Path], None]
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from checkpoints import save_checkpoint
 
 from onboard.bench.pictures import roofline, timeline
 from onboard.bench.profile_picture import picture as profile_picture
@@ -21,8 +20,9 @@ from onboard.cli.main import run
 from onboard.workflow.phases.report import Report
 from onboard.workflow.sweep.document import picture
 from onboard.workflow.sweep.record import STATUSES
+from tests.support.checkpoints import save_checkpoint
+from tests.support.phases import make_context, make_run
 from tests.unit.bench.test_bench_pictures import STEP, made_report
-from tests.unit.phases.conftest import make_context, make_run
 from tests.unit.phases.test_report import _finished, _tests
 from tests.unit.sweep.test_sweep_coverage import coverage, entry
 
@@ -37,14 +37,14 @@ LONG = "a_name_that_is_long_enough_to_reach_over_the_edge_of_a_narrow_screen_" *
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     pytest.importorskip("playwright", reason='the extra "browser" is not installed')
-    from browser import opened
+    from tests.support.browser import opened
 
     with opened() as found:
         yield found
 
 
 def _is_fine(chromium: Browser, page: Path, *, widths: tuple[int, ...] = WIDTHS, others: str = "") -> None:
-    from browser import problems
+    from tests.support.browser import problems
 
     found = []
     for width, scheme in itertools.product(widths, SCHEMES):
@@ -57,7 +57,7 @@ def _is_fine(chromium: Browser, page: Path, *, widths: tuple[int, ...] = WIDTHS,
 
 
 def test_what_is_wrong_with_a_page_is_seen(chromium: Browser, tmp_path: Path) -> None:
-    from browser import problems
+    from tests.support.browser import problems
 
     bad = {
         "contrast 1": "<p style='color: #999; background: #aaa'>grey</p>",

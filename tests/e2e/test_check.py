@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from warm import Warm
 
 from onboard.content import CONTENT_ROOT
 from onboard.workflow.zoo import ZOO, load_zoo
+from tests.support.warm import Warm
 
 SAMPLE = ("gemma2", "qwen3_moe", "deepseek_v3", "mamba")
 

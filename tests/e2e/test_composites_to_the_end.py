@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from drawing import some_of
-from warm import Warm
 
 from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.inputs.tiny_checkpoint import make_checkpoint
+from tests.support.drawing import some_of
+from tests.support.warm import Warm
 
 COMPOSITES = ("gemma3", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl", "voxtral")
 

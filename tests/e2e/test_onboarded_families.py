@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import save_tokenizer
-from drawing import some_of
-from families import FAMILIES, VARIANTS, config_dict
 from transformers import AutoConfig, AutoModelForCausalLM
-from warm import Warm
 
 from onboard import LLM, SamplingParams
 from onboard.analysis.tiny.tiny_model import build_tiny
+from tests.support.checkpoints import save_tokenizer
+from tests.support.drawing import some_of
+from tests.support.families import FAMILIES, VARIANTS, config_dict
+from tests.support.warm import Warm
 
 LENGTHS = (3, 11, 26, 41)
 """Ragged prompts; the tiny models' windows are shorter than the longest."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from checkpoints import save_tokenizer
-from moe_families import config_dict
-from test_onboarded_families import _assert_equal, _onboard
 from transformers import AutoConfig
-from warm import Warm
 
 from onboard.analysis.tiny.tiny_model import build_tiny
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
+from tests.e2e.test_onboarded_families import _assert_equal, _onboard
+from tests.support.checkpoints import save_tokenizer
+from tests.support.moe_families import config_dict
+from tests.support.warm import Warm
 
 
 @pytest.mark.parametrize(

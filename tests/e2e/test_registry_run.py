@@ -12,16 +12,15 @@ import time
 from pathlib import Path
 
 import pytest
-from checkpoints import save_checkpoint
 
 from onboard import registry
 from onboard.registry import RegistryEntry, load_entries, models_path
 from onboard.registry_text import insert_entry
 from onboard.workflow.reporting.support_matrix import empty_matrix, matrix_path, refreshed
 from onboard.workflow.results import Result, load_results
+from tests.support.checkpoints import MODEL_FILE, save_checkpoint
 
 pytestmark = pytest.mark.exhaustive
-MODELS = Path(__file__).parents[1] / "unit" / "runtime" / "models"
 NAMES = ("bear", "crow", "deer", "fox", "hare", "lynx", "mole", "newt", "otter", "owl")
 
 
@@ -41,7 +40,7 @@ def _finish(process: subprocess.Popen[str]) -> str:
 def root(tmp_path: Path) -> Path:
     """A root in which ten checkpoints are registered and none was run."""
     folder, text = tmp_path / "root", registry.HEADER
-    shutil.copytree(MODELS, folder / "models")
+    shutil.copytree(MODEL_FILE.parent, folder / "models")
     (folder / "registry" / "configs").mkdir(parents=True)
     for name in NAMES:
         checkpoint = save_checkpoint(tmp_path / name)

@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoints import edit_config, save_checkpoint, tree
-from drawing import some_of
-from remote_models import save_remote
 from safetensors.torch import load_file
 
 from onboard.cli.main import run
 from onboard.workflow.remote import client
 from onboard.workflow.remote.sandbox import Limits
+from tests.support.checkpoints import edit_config, save_checkpoint, tree
+from tests.support.drawing import some_of
+from tests.support.remote_models import save_remote
 
 STYLES = ["fused2023", "biased2023", "sdpa2024", "moe2024", "modern"]
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import edit_config, save_checkpoint, tree
-from hub_server import HubServer, Repository
 
 from onboard.workflow.phases import PHASES
+from tests.support.checkpoints import edit_config, save_checkpoint, tree
+from tests.support.hub_server import HubServer, Repository
 
 pytestmark = pytest.mark.slow
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from warm import Warm
 
 from onboard.content import CONTENT_ROOT
 from onboard.workflow.phases import PHASES
 from onboard.workflow.sweep.record import LEVELS, TESTED, TargetRecord, conclude
 from onboard.workflow.sweep.store import RECORD
+from tests.support.warm import Warm
 
 SWEEP = [sys.executable, "-m", "onboard", "sweep", "--device", "cpu", "--jobs", "1"]
 

@@ -10,7 +10,7 @@ import torch
 
 from onboard.bench.ceilings import measure_ceilings
 from onboard.cli import main
-from tests.unit.runtime.tiny import Tiny, make_tiny
+from tests.support.runtime.tiny import Tiny, make_tiny
 
 pytestmark = [
     pytest.mark.gpu,

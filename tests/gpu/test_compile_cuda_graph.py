@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "graph"))
-
-from decoder_support import copied_inputs, decoder, make_cache, set_decode_batch
-from graph_support import rmse
-
 from onboard.config import RuntimeConfig
 from onboard.graph.compile.cuda_graph import CapturedDecode
 from onboard.graph.context import TransformContext
 from onboard.graph.transform import get_transform
+from tests.support.graph.decoder import copied_inputs, decoder, make_cache, set_decode_batch
+from tests.support.graph.harness import rmse
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from apart import run_apart
+
+from tests.support.apart import run_apart
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -14,6 +15,5 @@ UNIT = Path(__file__).resolve().parents[1] / "unit" / "ops"
 
 
 def test_kernels_are_right_on_the_device() -> None:
-    """In a process of its own, whose imports find the tests' support files."""
     files = [f"interpreted_{name}.py" for name in ("mixers", "moe", "fused", "invariant")]
     run_apart(UNIT, *files, interpreted=False)

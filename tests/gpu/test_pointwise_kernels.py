@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from apart import run_apart
+
+from tests.support.apart import run_apart
 
 pytest.importorskip("xdsl", reason="needs the extra mlir")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import save_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from onboard.cli.commands.demo import CHECKPOINT
+from tests.support.checkpoints import save_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

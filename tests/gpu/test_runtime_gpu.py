@@ -13,7 +13,7 @@ import torch
 from onboard import LLM, SamplingParams
 from onboard.runtime.llm import RequestOutput
 from onboard.verify.stages import VerifyReport, verify_model
-from tests.unit.runtime.tiny import Tiny, make_tiny
+from tests.support.runtime.tiny import Tiny, make_tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

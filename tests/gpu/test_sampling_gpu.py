@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from apart import run_apart
 
 from onboard import SamplingParams
 from onboard.ops.sampling.sampling import choose_tokens
 from onboard.ops.sampling.triton_sampling import choose_and_keep
-from tests.unit.runtime.tiny import make_tiny
+from tests.support.apart import run_apart
+from tests.support.runtime.tiny import make_tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

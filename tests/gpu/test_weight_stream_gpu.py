@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "graph"))
-
-from fusion_support import apply, context_for, exported, random_state
-
 from onboard.errors import OnboardError
 from onboard.graph.weight_load.weight_stream import Load, stream
+from tests.support.graph.fusion import apply, context_for, exported, random_state
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -59,7 +59,7 @@ def llama_spec() -> ModelSpec:
 @pytest.fixture(scope="session")
 def llama_files(llama_spec: ModelSpec) -> dict[str, str]:
     """Path under a root -> text of the model file and of its generated tests."""
-    text = Path(__file__).parent.joinpath("llama", "modeling_llama.py").read_text(encoding="utf-8")
+    text = Path(__file__).parents[1].joinpath("support", "reviewed", "modeling_llama.py").read_text(encoding="utf-8")
     header = {
         "TRANSFORMERS": llama_spec.transformers_version,
         "SOURCE_HASH": llama_spec.source_hash[:16],

@@ -9,14 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_areas import AREAS
-from engine_mutants import OPERATORS, ROOT, TESTS, Draw, places
+
+from tests.support.mutation.engine_areas import AREAS
+from tests.support.mutation.engine_mutants import OPERATORS, ROOT, Draw, places
 
 STAGES = ("post_export", "pattern_matcher", "weight_load", "post_load_fusion", "cache_init")
 SEED = int(os.environ.get("ONBOARD_MUTATION_SEED", "11"))
 FEW = int(os.environ.get("ONBOARD_ENGINE_MUTANTS", "1"))
 QUICK = ("attention", "patterns")
 """Areas of which a sample is drawn every time."""
+PROGRAM = ("-m", "tests.support.mutation.engine_mutants")
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -29,20 +31,18 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_no_mutant_of_a_sample_goes_unnoticed() -> None:
     areas = [part for name in QUICK for part in ("--area", name)]
-    assert _run(str(TESTS / "engine_mutants.py"), "--seed", str(SEED), "--count", str(FEW), *areas).returncode == 0
+    assert _run(*PROGRAM, "--seed", str(SEED), "--count", str(FEW), *areas).returncode == 0
 
 
 @pytest.mark.exhaustive
 def test_no_mutant_of_sixty_goes_unnoticed() -> None:
-    assert _run(str(TESTS / "engine_mutants.py"), "--seed", str(SEED), "--count", "60").returncode == 0
+    assert _run(*PROGRAM, "--seed", str(SEED), "--count", "60").returncode == 0
 
 
 OUTCOMES = """
-import sys
-sys.path.insert(0, "tests")
 from dataclasses import replace
-from engine_areas import AREAS
-from engine_mutants import ROOT, outcome
+from tests.support.mutation.engine_areas import AREAS
+from tests.support.mutation.engine_mutants import ROOT, outcome
 path = ROOT / "onboard/ops/recurrences/state.py"
 text = path.read_text()
 wrong = text.replace("kv_lens == 1", "kv_lens == 2")

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from hub_server import HubServer, Repository, commit
 from safetensors.torch import save_file
 
 from onboard.errors import OnboardError
 from onboard.hub import LocalSource, has_weights, open_source, read_config, shard_names
+from tests.support.hub_server import HubServer, Repository, commit
 
 SMALL = {"config.json": '{"model_type": "llama"}', "tokenizer.json": "{}", "modeling_x.py": "X = 1\n"}
 HEAVY = ("pytorch_model.bin", "model.gguf", "consolidated.safetensors", "onnx/model.onnx", "original/weights.pth")

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
-from warm import Warm
 
 from onboard.analysis.counterparts import counterparts
 from onboard.errors import OnboardError
@@ -27,6 +26,7 @@ from onboard.testing import (
     rmse_ratio,
 )
 from onboard.workflow.processes.pytest_run import run_pytest
+from tests.support.warm import Warm
 
 CONFIG = LlamaConfig(
     hidden_size=32,

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from families import config_dict
 from torch import nn
 
 from onboard.analysis.behaviour.cache_probe import cache_notes
 from onboard.analysis.tiny.tiny_model import build_tiny, load_config
 from onboard.errors import OnboardError
+from tests.support.families import config_dict
 
 
 def _tiny(family: str) -> nn.Module:

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from families import config_dict
 
 from onboard.analysis.analyze import analyze
 from onboard.analysis.behaviour.positions import first_position
@@ -12,6 +11,7 @@ from onboard.analysis.tiny.tiny_model import VOCABULARY, build_tiny, load_config
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
 from onboard.testing import fresh_seed
+from tests.support.families import config_dict
 
 
 @pytest.mark.parametrize(("family", "value"), [("roberta", "pad_token_id + 1"), ("bert", None), ("llama", None)])

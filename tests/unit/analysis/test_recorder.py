@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from families import config_dict
 from torch import nn
 
 from onboard.analysis.analyze import analyze
@@ -12,6 +11,7 @@ from onboard.analysis.tiny.tiny_sizes import REACHED
 from onboard.errors import OnboardError
 from onboard.ops.rope.rope import complex_freqs
 from onboard.testing import Call
+from tests.support.families import config_dict
 
 
 @pytest.mark.parametrize("order", ["side by side", "halves"])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import config_dict
 from transformers import AutoConfig
 
 from onboard.analysis.analyze import analyze
@@ -19,6 +18,7 @@ from onboard.workflow.checkpoint.parameter_count import build_on_meta
 from onboard.workflow.phases.gather import require_causal_lm
 from onboard.workflow.sweep.inputs.targets import Target
 from onboard.workflow.sweep.inputs.tiny_checkpoint import make_checkpoint
+from tests.support.families import config_dict
 
 REASONS = {
     "gemma4_assistant": "ignores input_ids and asks for inputs_embeds and shared_kv_states",

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from families import VARIANTS, config_dict
 from torch import nn
 
 from onboard.analysis.tiny.tiny_model import (
@@ -14,6 +13,7 @@ from onboard.analysis.tiny.tiny_model import (
     randomize,
     tiny_config,
 )
+from tests.support.families import VARIANTS, config_dict
 
 
 def test_every_kind_of_layer_is_kept() -> None:

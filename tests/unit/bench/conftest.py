@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.runtime.tiny import Tiny, make_tiny
+from tests.support.runtime.tiny import Tiny, make_tiny
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 
 from onboard.cli import main
 from onboard.cli.documents import BenchDocument, Document
-from tests.unit.runtime.tiny import Tiny
+from tests.support.runtime.tiny import Tiny
 
 Capture = pytest.CaptureFixture[str]
 VLLM = {

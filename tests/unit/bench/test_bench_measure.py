@@ -16,7 +16,7 @@ from onboard.bench.shape import Shape, grid
 from onboard.bench.startup import StartUp, since_start
 from onboard.bench.suite import why_not
 from onboard.graph.context import HistoryEntry
-from tests.unit.runtime.tiny import Tiny
+from tests.support.runtime.tiny import Tiny
 
 ATTENTION = ("onboard::torch_cached_attention", "aten::scaled_dot_product_attention")
 """What attention looks like from outside: through the dispatcher, and called directly."""

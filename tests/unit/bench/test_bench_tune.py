@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from apart import run_apart
 from torch import fx
 
 from onboard.bench.tuning import tune as tuning_module
@@ -21,7 +20,8 @@ from onboard.graph.context import HistoryEntry
 from onboard.graph.pipeline import load_pipeline
 from onboard.registry import load_standalone
 from onboard.runtime.engine import Engine
-from tests.unit.runtime.tiny import Tiny
+from tests.support.apart import run_apart
+from tests.support.runtime.tiny import Tiny
 
 TRIAL = Trial("as configured", "", {"decode": 2.5}, 0.0, 1.0, kept=True)
 

@@ -17,7 +17,7 @@ from onboard.bench.work import ModelWork, weights_of
 from onboard.config import RuntimeConfig
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
-from tests.unit.runtime.tiny import TINY, make_tiny
+from tests.support.runtime.tiny import TINY, make_tiny
 
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
 

@@ -6,13 +6,13 @@ import ast
 from functools import cache
 
 import pytest
-from families import FAMILIES, VARIANTS, config_dict
 
 from onboard.analysis.analyze import analyze
 from onboard.analysis.spec import ModelSpec
 from onboard.codegen.model_file import generate_model_file
 from onboard.verify.blocks import prove
 from onboard.verify.limits import SAME
+from tests.support.families import FAMILIES, VARIANTS, config_dict
 
 MOST_LINES = {"llama": 190, "mistral": 190, "qwen2": 195, "olmo2": 195, "granite": 200}
 LEFTOVERS = (

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fooling import CASES, Fool, drawn, examine
-from mutants import PACKAGE
 
 from onboard.testing import fresh_seed
+from tests.support.mutation.fooling import CASES, Fool, drawn, examine
+from tests.support.mutation.mutants import PACKAGE
 
 SEEN_LATE = {
     "base": "right",

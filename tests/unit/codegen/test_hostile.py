@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from families import config_dict
 from pydantic import TypeAdapter, ValidationError
 
 from onboard.analysis.analyze import analyze
@@ -16,6 +15,7 @@ from onboard.analysis.spec import ModelSpec
 from onboard.analysis.spec_blocks import Block
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import ConsentRequiredError, OnboardError
+from tests.support.families import config_dict
 from tests.unit.spec_samples import edited
 
 EVIL = '"); import os; os.system("touch {path}")#'

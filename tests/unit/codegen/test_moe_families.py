@@ -6,7 +6,6 @@ from functools import cache
 
 import pytest
 import torch
-from moe_families import VARIANTS, config_dict
 from transformers import AutoConfig, MixtralConfig
 
 from onboard.analysis.analyze import analyze
@@ -18,6 +17,7 @@ from onboard.errors import OnboardError
 from onboard.hf.expert_weights import separate_experts
 from onboard.verify.blocks import prove
 from onboard.verify.limits import SAME
+from tests.support.moe_families import VARIANTS, config_dict
 from tests.unit.spec_samples import edited
 
 

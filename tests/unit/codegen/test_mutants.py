@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from mutants import BRANCH, OPERATORS, PACKAGE, Mutator, importable, installed
 from torch import nn
 from transformers import PretrainedConfig
 
@@ -34,6 +33,7 @@ from onboard.testing.models import randomize_
 from onboard.verify.blocks import _registered, _same_weights, prove
 from onboard.verify.error import rmse_ratio
 from onboard.verify.limits import SAME
+from tests.support.mutation.mutants import BRANCH, OPERATORS, PACKAGE, Mutator, importable, installed
 
 SEED = int(os.environ.get("ONBOARD_MUTATION_SEED", "20"))
 """Of the mutations; the prompts and weights on which functions are compared are fresh ones."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from families import config_dict
 
 from onboard import modeling
 from onboard.analysis.analyze import analyze
@@ -13,6 +12,7 @@ from onboard.analysis.spec import ModelSpec
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
 from onboard.verify.blocks import _compare, prove
+from tests.support.families import config_dict
 
 ATTENTION = ", None, 0.0, True, self.scaling, None, "
 

@@ -4,11 +4,11 @@ import random
 
 import pytest
 import torch
-from fusion_support import apply, context_for, exported, random_state, targets
-from graph_support import rmse
 from torch import nn
 
 from onboard.errors import OnboardError
+from tests.support.graph.fusion import apply, context_for, exported, random_state, targets
+from tests.support.graph.harness import rmse
 
 ops = torch.ops.onboard
 FUSED = "onboard.triton_fused_linear.default"

@@ -12,9 +12,6 @@ import re
 
 import pytest
 import torch
-from fusion_support import apply
-from graph_support import make_context, random_inputs, randomize, rmse
-from pointwise_graphs import DEVICE, RandomGraph, context, kernels, launches, without_kernels
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -22,6 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from onboard.experiments.elementwise import triton_pointwise as pointwise
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.transform import Stages
+from tests.support.graph.fusion import apply
+from tests.support.graph.harness import make_context, random_inputs, randomize, rmse
+from tests.support.graph.pointwise_graphs import DEVICE, RandomGraph, context, kernels, launches, without_kernels
 
 ops = torch.ops.onboard
 KEY = "mlir_elementwise_fusion"

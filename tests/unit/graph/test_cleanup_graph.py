@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from graph_support import transform, worst_error
 from torch import Tensor, nn
+
+from tests.support.graph.harness import transform, worst_error
 
 aten = torch.ops.aten
 

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from fusion_support import apply, exported, targets
 from torch import fx, nn
+
+from tests.support.graph.fusion import apply, exported, targets
 
 aten, prims = torch.ops.aten, torch.ops.prims
 IDENTITIES = [

@@ -6,14 +6,14 @@ does, shows which steps are replayed and what comes of it. tests/gpu has the rea
 
 import pytest
 import torch
-from decoder_support import VOCABULARY, copied_inputs, decoder, make_cache, set_decode_batch
-from fusion_support import apply, context_for
-from graph_support import rmse
 from onboard.content.transforms.compile.compile_model import CompileModel, CompileModelConfig
 
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.compile.capture import capture_sizes
 from onboard.graph.compile.cuda_graph import CapturedDecode, _Captured
+from tests.support.graph.decoder import VOCABULARY, copied_inputs, decoder, make_cache, set_decode_batch
+from tests.support.graph.fusion import apply, context_for
+from tests.support.graph.harness import rmse
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from decoder_support import copied_inputs, decoder, make_cache, set_decode_batch
-from fusion_support import apply
 
 from onboard.cache.cached_sequence import input_names
 from onboard.graph.fx import graph_modules, nodes_of
+from tests.support.graph.decoder import copied_inputs, decoder, make_cache, set_decode_batch
+from tests.support.graph.fusion import apply
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from graph_support import export, make_context, random_inputs, randomize, rmse
 from torch import fx, nn
 
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.export.export import export_to_graph
 from onboard.graph.factory import ModelFactory
 from onboard.graph.fx import graph_modules, nodes_of, placeholders
+from tests.support.graph.harness import export, make_context, random_inputs, randomize, rmse
 
 
 @pytest.mark.parametrize("mode", ["graph", "hf"])

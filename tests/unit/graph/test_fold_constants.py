@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from fusion_support import apply, exported, targets
-from graph_support import rmse
 from torch import nn
 
 import onboard.ops  # noqa: F401
+from tests.support.graph.fusion import apply, exported, targets
+from tests.support.graph.harness import rmse
 
 
 class Decay(nn.Module):

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from fusion_support import apply
-from graph_support import rmse
 from torch import fx, nn
 from torch.nn import functional as F
 
 from onboard.graph.fx import arguments, nodes_of
+from tests.support.graph.fusion import apply
+from tests.support.graph.harness import rmse
 
 ops = torch.ops.onboard
 CHANNELS, KERNEL = 6, 4

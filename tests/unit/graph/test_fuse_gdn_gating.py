@@ -4,10 +4,11 @@ import random
 
 import pytest
 import torch
-from fusion_support import apply, exported, random_state, targets
-from graph_support import rmse
 from torch import nn
 from torch.nn import functional as F
+
+from tests.support.graph.fusion import apply, exported, random_state, targets
+from tests.support.graph.harness import rmse
 
 ops = torch.ops.onboard
 HEADS, SIZE = 3, 4

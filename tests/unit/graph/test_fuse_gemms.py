@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fusion_support import apply, context_for, exported, random_state, targets
-from graph_support import rmse
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -18,6 +16,8 @@ import onboard.ops  # noqa: F401
 from onboard.graph.weight_load.gemm_fusion import private_parameters
 from onboard.graph.weight_load.parameters import Part, WeightPlan, joined_name, weight_plan
 from onboard.graph.weight_load.safetensors_folder import Checkpoint
+from tests.support.graph.fusion import apply, context_for, exported, random_state, targets
+from tests.support.graph.harness import rmse
 
 
 class Attention(nn.Module):

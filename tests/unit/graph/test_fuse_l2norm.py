@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from fusion_support import apply, exported, targets
 from torch import nn
 from transformers.models.qwen3_next.modeling_qwen3_next import l2norm
 
 from onboard.graph.transform import get_transform
+from tests.support.graph.fusion import apply, exported, targets
 
 
 class Lengths(nn.Module):

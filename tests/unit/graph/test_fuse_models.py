@@ -4,11 +4,11 @@ import random
 
 import pytest
 import torch
-from graph_support import make_context, random_inputs, randomize, rmse
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.transform import Stages
+from tests.support.graph.harness import make_context, random_inputs, randomize, rmse
 
 BEFORE_CACHES = list(Stages)[: list(Stages).index(Stages.CACHE_INIT)]
 EXPECTED = {

@@ -4,11 +4,11 @@ import random
 
 import pytest
 import torch
-from fusion_support import apply, exported, random_state, targets
-from graph_support import rmse
 from torch import nn
 
 import onboard.ops  # noqa: F401
+from tests.support.graph.fusion import apply, exported, random_state, targets
+from tests.support.graph.harness import rmse
 
 
 class Norm(nn.Module):

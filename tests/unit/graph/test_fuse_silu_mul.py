@@ -4,12 +4,12 @@ import random
 
 import pytest
 import torch
-from fusion_support import apply, exported, random_state, targets
-from graph_support import rmse
 from torch import nn
 from torch.nn import functional as F
 
 from onboard.errors import UsageError
+from tests.support.graph.fusion import apply, exported, random_state, targets
+from tests.support.graph.harness import rmse
 
 CUTS = {
     "chunk": lambda y: y.chunk(2, -1),

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from apart import run_apart
+
+from tests.support.apart import run_apart
 
 pytest.importorskip("triton", reason="needs the package triton, which there is for Linux only")
 

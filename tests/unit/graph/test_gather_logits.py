@@ -4,9 +4,10 @@ import random
 
 import pytest
 import torch
-from fusion_support import apply, exported, random_state, targets
-from graph_support import rmse
 from torch import nn
+
+from tests.support.graph.fusion import apply, exported, random_state, targets
+from tests.support.graph.harness import rmse
 
 HEADS = {
     "plain": lambda logits: logits,

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from graph_support import settled_config
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import (
@@ -33,7 +32,7 @@ from onboard.graph.export.hf_export import canonical_attention
 from onboard.graph.factory import ModelFactory
 from onboard.graph.pattern_matcher.masks import MaskForm
 from onboard.graph.transform import Stages, get_transform
-from tests.unit.graph.graph_support import TINY
+from tests.support.graph.harness import TINY, settled_config
 
 LENGTH = 4096
 

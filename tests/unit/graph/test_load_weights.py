@@ -4,8 +4,6 @@ import random
 
 import pytest
 import torch
-from fusion_support import apply, context_for, exported, random_state
-from graph_support import rmse
 from torch import nn
 from transformers import conversion_mapping
 from transformers.core_model_loading import Concatenate, WeightConverter
@@ -13,6 +11,8 @@ from transformers.core_model_loading import Concatenate, WeightConverter
 from onboard.errors import OnboardError
 from onboard.graph.weight_load.safetensors_folder import TensorMeta
 from onboard.graph.weight_load.weight_names import declared_renaming, explain_unused, match_names
+from tests.support.graph.fusion import apply, context_for, exported, random_state
+from tests.support.graph.harness import rmse
 
 
 class Block(nn.Module):

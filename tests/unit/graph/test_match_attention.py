@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from graph_support import make_context, random_inputs, randomize, rmse, run_only, transform, worst_error
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import repeat_kv
@@ -14,6 +13,7 @@ from transformers.models.llama.modeling_llama import repeat_kv
 from onboard.graph.fx import arguments, nodes_of
 from onboard.graph.pipeline import load_pipeline
 from onboard.graph.transform import Stages
+from tests.support.graph.harness import make_context, random_inputs, randomize, rmse, run_only, transform, worst_error
 
 ATTENTION = torch.ops.onboard.torch_attention
 FRONT = [Stages.FACTORY, Stages.EXPORT, Stages.POST_EXPORT, Stages.PATTERN_MATCHER]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from graph_support import transform
 from torch import Tensor, nn
+
+from tests.support.graph.harness import transform
 
 ops: Any = torch.ops.onboard
 HEADS, DIM, VOCABULARY = 4, 6, 997

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import torch
-from graph_support import transform, worst_error
 from torch import Tensor, nn
 from transformers.models.qwen3_next.modeling_qwen3_next import l2norm
+
+from tests.support.graph.harness import transform, worst_error
 
 KEY = "match_l2norm_pattern"
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from graph_support import transform, worst_error
 from torch import Tensor, nn
 
 from onboard.graph.fx import arguments, nodes_of
+from tests.support.graph.harness import transform, worst_error
 
 ROPE = torch.ops.onboard.torch_rope_with_explicit_cos_sin
 ATTENTION = torch.ops.onboard.torch_attention

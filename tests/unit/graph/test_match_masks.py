@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from graph_support import transform
 from torch import Tensor, nn
 
 from onboard.graph.pattern_matcher.masks import MaskForm, mask_form
+from tests.support.graph.harness import transform
 
 
 class _Mask(nn.Module):

@@ -6,13 +6,13 @@ from functools import partial
 
 import pytest
 import torch
-from fusion_support import apply, exported
-from graph_support import rmse
 from torch import Tensor, nn
 
 import onboard.ops  # noqa: F401
 from onboard.graph.fx import ancestors, arguments, nodes_of, placeholders
 from onboard.graph.pattern_matcher.moe_routing import _width
+from tests.support.graph.fusion import apply, exported
+from tests.support.graph.harness import rmse
 
 EXPERTS, TOP, HIDDEN = 12, 3, 8
 

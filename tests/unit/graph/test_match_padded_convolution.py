@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from graph_support import randomize, transform, worst_error
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tests.support.graph.harness import randomize, transform, worst_error
 
 KEY = "match_padded_convolution"
 CHANNELS = 6

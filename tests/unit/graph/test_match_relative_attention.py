@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from graph_support import random_inputs, transform, worst_error
 from torch import Tensor, nn
+
+from tests.support.graph.harness import random_inputs, transform, worst_error
 
 ops: Any = torch.ops.onboard
 HEADS, DIM = 4, 6

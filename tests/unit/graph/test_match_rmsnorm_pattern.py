@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from graph_support import transform, worst_error
 from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+
+from tests.support.graph.harness import transform, worst_error
 
 KEY = "match_rmsnorm_pattern"
 CANONICAL = torch.ops.onboard.torch_rmsnorm

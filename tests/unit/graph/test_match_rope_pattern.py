@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from graph_support import transform, worst_error
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from tests.support.graph.harness import transform, worst_error
 
 KEY = "match_rope_pattern"
 EXPLICIT = torch.ops.onboard.torch_rope_with_explicit_cos_sin

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from graph_support import make_context, run_only, transform, worst_error
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tests.support.graph.harness import make_context, run_only, transform, worst_error
 
 KEY = "match_swiglu_pattern"
 CANONICAL = torch.ops.onboard.torch_swiglu_mlp

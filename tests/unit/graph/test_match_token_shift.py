@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from graph_support import randomize, transform, worst_error
 from torch import Tensor, nn
+
+from tests.support.graph.harness import randomize, transform, worst_error
 
 KEY = "match_token_shift"
 CHANNELS = 6

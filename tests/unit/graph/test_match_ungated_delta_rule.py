@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from graph_support import transform, worst_error
 from torch import Tensor, nn
 
 import onboard.ops  # noqa: F401
+from tests.support.graph.harness import transform, worst_error
 
 KEY = "match_ungated_delta_rule"
 

@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from apart import run_apart
-from fusion_support import apply, targets
-from pointwise_graphs import context, kernels, without_kernels
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
@@ -23,6 +20,9 @@ import onboard
 from onboard.content import content_path
 from onboard.experiments.elementwise.program import parse_program, steps
 from onboard.graph.transform import TransformInfo
+from tests.support.apart import run_apart
+from tests.support.graph.fusion import apply, targets
+from tests.support.graph.pointwise_graphs import context, kernels, without_kernels
 
 KEY = "mlir_elementwise_fusion"
 PACKAGE = Path(onboard.__file__).parent

@@ -7,14 +7,14 @@ import random
 
 import pytest
 import torch
-from fusion_support import apply, exported
-from graph_support import rmse
 from torch import nn
 
 from onboard.experiments.streams import is_product
 from onboard.graph.cleanup import clean_up
 from onboard.graph.compile.streams import begin_aux, end_aux, in_one_stream, wait_aux
 from onboard.graph.fx import arguments, nodes_of
+from tests.support.graph.fusion import apply, exported
+from tests.support.graph.harness import rmse
 
 ops = torch.ops.onboard
 SIZE = 16

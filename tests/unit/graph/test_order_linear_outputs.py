@@ -6,12 +6,12 @@ import random
 
 import pytest
 import torch
-from fusion_support import apply, exported, random_state, targets
-from graph_support import rmse
 from torch import nn
 
 import onboard.ops  # noqa: F401
 from onboard.graph.weight_load.parameters import is_as_loaded, mark_loaded
+from tests.support.graph.fusion import apply, exported, random_state, targets
+from tests.support.graph.harness import rmse
 
 HEADS, SIZE = 3, 4
 

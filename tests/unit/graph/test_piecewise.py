@@ -9,12 +9,22 @@ import random
 import numpy as np
 import pytest
 import torch
-from decoder_support import HEADS, PAGE, SIZE, VOCABULARY, Leaves, copied_inputs, decoder, make_cache, set_decode_batch
-from graph_support import rmse
 from torch import fx, nn
 
 from onboard.graph.compile.pieces import CannotSplitError
 from onboard.graph.compile.piecewise import PiecewiseGraph, token_buckets
+from tests.support.graph.decoder import (
+    HEADS,
+    PAGE,
+    SIZE,
+    VOCABULARY,
+    Leaves,
+    copied_inputs,
+    decoder,
+    make_cache,
+    set_decode_batch,
+)
+from tests.support.graph.harness import rmse
 
 ops = torch.ops.onboard
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from graph_support import EXPORT, make_context, random_inputs, randomize, run_only
 from torch import fx, nn
 from torch.export import Dim
 
@@ -29,6 +28,7 @@ from onboard.graph.transform import (
     transform_keys,
 )
 from onboard.graph.weight_load.parameters import join_parameters, weight_plan
+from tests.support.graph.harness import EXPORT, make_context, random_inputs, randomize, run_only
 
 
 def test_the_pipelines_list_every_shipped_transform_in_the_stage_of_its_folder() -> None:

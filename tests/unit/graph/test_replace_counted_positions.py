@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from graph_support import settled_config
 from torch import Tensor, nn
 from torch.export import Dim
 
 from onboard.graph.context import TransformContext
 from onboard.graph.export.export import export_to_graph
 from onboard.graph.transform import get_transform
+from tests.support.graph.harness import settled_config
 
 Formula = Callable[[Tensor, nn.Embedding], Tensor]
 

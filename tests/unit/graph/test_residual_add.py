@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fusion_support import apply, context_for, exported
-from graph_support import rmse
 from torch import nn
 
 from onboard.errors import OnboardError, UsageError
 from onboard.graph.pattern_matcher.layer_ends import layer_paths
 from onboard.ops.hidden_states.residual_add import kept_hidden_states
-from tests.unit.runtime.tiny import make_tiny
+from tests.support.graph.fusion import apply, context_for, exported
+from tests.support.graph.harness import rmse
+from tests.support.runtime.tiny import make_tiny
 
 KEY = "detect_hidden_states_for_capture"
 PAGE = 4

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from graph_support import randomize
 from torch import fx, nn
 from torch.export import Dim
 from transformers import AutoConfig
@@ -24,6 +23,7 @@ from onboard.graph.export.few_experts import few_experts
 from onboard.graph.export.layer_kinds import UnlikeError, find_repeated
 from onboard.graph.export.stamp import StampError
 from onboard.modeling import load_model_file, registered_model
+from tests.support.graph.harness import randomize
 
 HIDDEN = 8
 

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 import torch
-from fusion_support import apply, exported
 from torch import nn
 
 from onboard.graph.visualize.namespaces import namespace_tree
+from tests.support.graph.fusion import apply, exported
 
 
 class Block(nn.Module):

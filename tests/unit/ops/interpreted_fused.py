@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from naive import relative_error
-from ragged import DEVICE
 from torch import Tensor
 
 import onboard.ops  # noqa: F401
+from tests.support.ops.naive import relative_error
+from tests.support.ops.ragged import DEVICE
 
 ops = torch.ops.onboard
 

@@ -8,12 +8,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from naive import relative_error
 from torch import Tensor
 
 import onboard.ops  # noqa: F401
 from onboard.ops.library import op_sources
 from onboard.ops.linear.triton_linear import choose_invariant_tiles
+from tests.support.ops.naive import relative_error
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BIG = 8 if DEVICE == "cuda" else 1

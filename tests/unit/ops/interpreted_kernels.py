@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from float8 import exact_and_bound
-from naive import Batch, Options, cached_attention, forget, make_batch, relative_error
 
 import onboard.ops  # noqa: F401
 from onboard.errors import UsageError
 from onboard.ops.attention import triton_cached_attention as launcher
 from onboard.ops.linear.activation import KERNEL_ACTIVATIONS
+from tests.support.ops.float8 import exact_and_bound
+from tests.support.ops.naive import Batch, Options, cached_attention, forget, make_batch, relative_error
 
 ops = torch.ops.onboard
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from naive import relative_error
 
 import onboard.ops  # noqa: F401
 from onboard.ops.linear import triton_linear as launcher
+from tests.support.ops.naive import relative_error
 
 ops = torch.ops.onboard
 

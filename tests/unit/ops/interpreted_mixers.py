@@ -10,10 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ragged
 import torch
-from naive import relative_error
-from ragged import (
+
+import onboard.ops  # noqa: F401
+from onboard.errors import UsageError
+from onboard.ops.delta_rule import triton_cached_delta_rule as cached_delta_rule
+from onboard.ops.delta_rule.fla_delta_rule import has_fla
+from onboard.ops.latent_attention import triton_cached_mla as cached_mla
+from onboard.ops.library import op_sources
+from onboard.ops.ssm import triton_cached_ssm as cached_ssm
+from tests.support.ops import ragged
+from tests.support.ops.naive import relative_error
+from tests.support.ops.ragged import (
     DEVICE,
     STEPS,
     Row,
@@ -29,14 +37,6 @@ from ragged import (
     slots,
     ssm,
 )
-
-import onboard.ops  # noqa: F401
-from onboard.errors import UsageError
-from onboard.ops.delta_rule import triton_cached_delta_rule as cached_delta_rule
-from onboard.ops.delta_rule.fla_delta_rule import has_fla
-from onboard.ops.latent_attention import triton_cached_mla as cached_mla
-from onboard.ops.library import op_sources
-from onboard.ops.ssm import triton_cached_ssm as cached_ssm
 
 ops: Any = torch.ops.onboard
 LOW = {torch.bfloat16: 1.5e-2} if DEVICE == "cpu" else {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}

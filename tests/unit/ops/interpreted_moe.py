@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from naive import relative_error
 from torch import Tensor
 
 import onboard.ops  # noqa: F401
+from tests.support.ops.naive import relative_error
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ops = torch.ops.onboard

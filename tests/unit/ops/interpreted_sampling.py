@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ragged import DEVICE
 
 from onboard.ops.sampling import triton_sampling as sampling
 from onboard.ops.sampling.sampling import NOT_A_TOKEN, choose_tokens
 from onboard.ops.triton import host_copy
+from tests.support.ops.ragged import DEVICE
 
 FILTERS = {
     "greedy": (0.0, 0, 1.0, 0.0),

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from float8 import exact_and_bound
-from naive import make_batch
 
 import onboard.ops  # noqa: F401
 from onboard.ops.attention.cached_attention import as_stored
+from tests.support.ops.float8 import exact_and_bound
+from tests.support.ops.naive import make_batch
 
 STEPS = {
     "prefill": [(5, 5), (1, 1), (17, 17)],

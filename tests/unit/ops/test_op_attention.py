@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from naive import Options, attention, relative_error
 from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
@@ -10,6 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, eager_atten
 
 import onboard.ops
 import onboard.ops.attention.attention as source
+from tests.support.ops.naive import Options, attention, relative_error
 
 ops = torch.ops.onboard
 

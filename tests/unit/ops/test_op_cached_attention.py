@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from naive import Batch, Options, cached_attention, forget, make_batch, relative_error
 
 import onboard.ops  # noqa: F401
+from tests.support.ops.naive import Batch, Options, cached_attention, forget, make_batch, relative_error
 
 ops = torch.ops.onboard
 

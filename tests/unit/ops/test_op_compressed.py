@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import naive
 import pytest
 import torch
-from naive import relative_error
 from torch import Tensor
 
 import onboard.ops  # noqa: F401
 from onboard.cache.resources import KVPagedResource
+from tests.support.ops import naive
+from tests.support.ops.naive import relative_error
 
 ops: Any = torch.ops.onboard
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from naive import relative_error
 
 import onboard.ops  # noqa: F401
+from tests.support.ops.naive import relative_error
 
 ops: Any = torch.ops.onboard
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from naive import relative_error
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaMLP
@@ -10,6 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 import onboard.ops  # noqa: F401
 from onboard.errors import UsageError
 from onboard.ops.linear.activation import ACTIVATIONS
+from tests.support.ops.naive import relative_error
 
 ops = torch.ops.onboard
 

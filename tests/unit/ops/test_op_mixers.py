@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import naive
 import pytest
 import torch
-from naive import relative_error
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
@@ -18,6 +16,8 @@ from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 import onboard.ops  # noqa: F401
+from tests.support.ops import naive
+from tests.support.ops.naive import relative_error
 
 ops: Any = torch.ops.onboard
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from naive import relative_error
 from torch import Tensor
 from transformers import GptOssConfig, MixtralConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
@@ -12,6 +11,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 import onboard.ops  # noqa: F401
 from onboard.errors import UsageError
+from tests.support.ops.naive import relative_error
 
 ops = torch.ops.onboard
 TOKENS, EXPERTS, TOP, HIDDEN, INTERMEDIATE = 7, 5, 2, 8, 12

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from naive import relative_error
 from transformers.models.cohere.modeling_cohere import CohereLayerNorm
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3_next.modeling_qwen3_next import l2norm
 
 import onboard.ops  # noqa: F401
+from tests.support.ops.naive import relative_error
 
 ops = torch.ops.onboard
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from naive import relative_error
 from torch import Tensor
 
 import onboard.ops  # noqa: F401
+from tests.support.ops.naive import relative_error
 
 ops: Any = torch.ops.onboard
 LENGTHS = [1, 7, 150]  # one token, less than a chunk, more than two

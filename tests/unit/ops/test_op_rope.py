@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from naive import relative_error
 from transformers.models.cohere import modeling_cohere as cohere
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -10,6 +9,7 @@ from transformers.models.llama4.modeling_llama4 import apply_rotary_emb
 
 import onboard.ops  # noqa: F401
 from onboard.ops.rope.rope import complex_freqs
+from tests.support.ops.naive import relative_error
 
 ops = torch.ops.onboard
 

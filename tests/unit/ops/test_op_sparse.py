@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import naive
 import pytest
 import torch
-from naive import relative_error
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import onboard.ops  # noqa: F401
 from onboard.ops.sparse import indexer
 from onboard.ops.sparse.indexer import best_first, index_scores, share_of_ties, tie_note
 from onboard.ops.sparse.sparse import chosen_keys
+from tests.support.ops import naive
+from tests.support.ops.naive import relative_error
 
 ops: Any = torch.ops.onboard
 

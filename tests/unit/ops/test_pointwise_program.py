@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_triton_compiles import assert_compiled, kernels  # noqa: F401
 from torch.nn import functional as F
 from xdsl.dialects.builtin import f32, i1
 from xdsl.ir import Attribute, Block
@@ -19,6 +18,7 @@ from onboard.experiments.elementwise import dialect
 from onboard.experiments.elementwise.canonicalize import canonicalize, widen
 from onboard.experiments.elementwise.program import make_program, parse_program, steps
 from onboard.experiments.elementwise.source import kernel_source
+from tests.unit.ops.test_triton_compiles import assert_compiled, kernels  # noqa: F401
 
 ops = torch.ops.onboard
 

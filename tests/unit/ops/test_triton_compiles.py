@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import ragged
 import torch
-from naive import make_batch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -26,6 +24,8 @@ from onboard.ops.norm import triton_rmsnorm_gated as rmsnorm_gated
 from onboard.ops.sampling import triton_sampling as sampling
 from onboard.ops.ssm import triton_cached_ssm as cached_ssm
 from onboard.ops.triton import host_copy, launch
+from tests.support.ops import ragged
+from tests.support.ops.naive import make_batch
 
 ops = torch.ops.onboard
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from apart import run_apart
 
 import onboard.ops
 from onboard.errors import OnboardError
 from onboard.ops.library import op_sources
+from tests.support.apart import run_apart
 
 ops = torch.ops.onboard
 

@@ -6,8 +6,7 @@ import pytest
 
 from onboard.analysis.spec import LayerKind
 from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, max_positions
-
-from .conftest import make_spec
+from tests.support.phases import make_spec
 
 
 @pytest.mark.parametrize(

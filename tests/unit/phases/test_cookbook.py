@@ -17,8 +17,7 @@ from onboard.workflow.phases.cookbook import (
     sampling_arguments,
 )
 from onboard.workflow.phases.register import Register
-
-from .conftest import ContextFactory, make_run, make_spec
+from tests.support.phases import ContextFactory, make_run, make_spec
 
 
 def _write(context: RunContext) -> nbformat.NotebookNode:

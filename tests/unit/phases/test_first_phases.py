@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import edit_config, save_checkpoint, tree
-from hub_server import HubServer, Repository
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from onboard.analysis.spec import ModelSpec
@@ -26,6 +24,8 @@ from onboard.workflow.phase import RunContext, RunOptions
 from onboard.workflow.phase_runner import Engine, load_phase, open_run
 from onboard.workflow.phases import gather, survey
 from onboard.workflow.phases.generate import same_but_revision
+from tests.support.checkpoints import edit_config, save_checkpoint, tree
+from tests.support.hub_server import HubServer, Repository
 
 
 @pytest.fixture(scope="module")

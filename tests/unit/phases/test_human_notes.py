@@ -9,9 +9,8 @@ from onboard.analysis.spec import RepositoryCode
 from onboard.workflow.phases.pull_request import PullRequest
 from onboard.workflow.phases.report import Report
 from onboard.workflow.reporting.human_notes import human_notes
-
-from .conftest import ContextFactory, make_run, make_spec
-from .test_report import _finished, _html, _page
+from tests.support.phases import ContextFactory, make_run, make_spec
+from tests.unit.phases.test_report import _finished, _html, _page
 
 
 def _notes(text: str) -> list[str]:

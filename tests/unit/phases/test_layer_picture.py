@@ -7,9 +7,8 @@ from typing import Any
 
 from onboard.analysis.spec import LayerKind, ModelSpec, Trait
 from onboard.workflow.reporting.layer_picture import layer_parts
+from tests.support.phases import make_spec
 from tests.unit.spec_samples import sample_block
-
-from .conftest import make_spec
 
 CONFIG = {"num_attention_heads": 8, "num_key_value_heads": 2, "sliding_window": 4096, "intermediate_size": 1200}
 

@@ -11,8 +11,7 @@ from onboard.workflow.phases.matrix import Matrix
 from onboard.workflow.phases.register import Register
 from onboard.workflow.reporting.support_matrix import empty_matrix, matrix_path
 from onboard.workflow.results import KNOWN_PREFIX
-
-from .conftest import ContextFactory, make_run
+from tests.support.phases import ContextFactory, make_run
 
 
 def _onboarded(context_for: ContextFactory, model: str, **changes: object) -> RunContext:

@@ -10,7 +10,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from warm import Warm
 
 from onboard.analysis.spec import ModelSpec, RepositoryCode
 from onboard.errors import OnboardError
@@ -24,6 +23,7 @@ from onboard.workflow.phases.review import ReviewPhase
 from onboard.workflow.phases.test import TestPhase, run_tests
 from onboard.workflow.processes.pytest_run import run_pytest
 from onboard.workflow.worklog import Worklog
+from tests.support.warm import Warm
 
 MODEL, TEST = Path("models/modeling_llama.py"), Path("tests/equivalence/test_llama_modeling.py")
 Make = Callable[..., RunContext]

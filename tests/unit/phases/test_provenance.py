@@ -14,8 +14,7 @@ import transformers
 from onboard.gpu import processor, version
 from onboard.workflow.reporting.provenance import log_head, onboard_command, provenance
 from onboard.workflow.reporting.report_view import about
-
-from .conftest import ContextFactory, make_run
+from tests.support.phases import ContextFactory, make_run
 
 
 def _git(folder: Path, *arguments: str) -> str:

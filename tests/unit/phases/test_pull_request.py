@@ -13,8 +13,7 @@ from onboard.workflow.phases.cookbook import Cookbook
 from onboard.workflow.phases.matrix import Matrix
 from onboard.workflow.phases.pull_request import PullRequest
 from onboard.workflow.phases.register import Register
-
-from .conftest import ContextFactory, make_run
+from tests.support.phases import ContextFactory, make_run
 
 
 def _git(folder: Path, *arguments: str) -> str:

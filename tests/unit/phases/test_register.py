@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from checkpoints import save_checkpoint
 
 from onboard import registry
 from onboard.composition import compose
@@ -16,10 +15,8 @@ from onboard.workflow.phase import PhaseResult, RunContext
 from onboard.workflow.phases.register import Register
 from onboard.workflow.reporting.support_matrix import matrix_path
 from onboard.workflow.verdict import _record, recorded
-
-from .conftest import ContextFactory, make_context
-
-MODELS = Path(__file__).parents[1] / "runtime" / "models"
+from tests.support.checkpoints import MODEL_FILE, save_checkpoint
+from tests.support.phases import ContextFactory, make_context
 
 
 def test_a_model_gets_an_entry_and_a_config_that_agree(context_for: ContextFactory) -> None:
@@ -98,7 +95,7 @@ def test_a_removed_entry_stays_removed(context_for: ContextFactory) -> None:
 
 def test_a_model_that_has_not_passed_is_not_served_silently(tmp_path: Path) -> None:
     checkpoint, root = save_checkpoint(tmp_path / "tiny"), tmp_path / "root"
-    shutil.copytree(MODELS, root / "models")
+    shutil.copytree(MODEL_FILE.parent, root / "models")
     Register().run(make_context(root, str(checkpoint)))
     doubt = "no run of tiny has passed (its registry entry is pending)"
     with pytest.raises(OnboardError) as error:

@@ -18,7 +18,6 @@ import torch
 from nbclient import NotebookClient
 from safetensors.torch import load_file, save_file
 from transformers import Gemma3nTextConfig, LlamaConfig, LlamaForCausalLM, ZambaConfig
-from warm import Warm
 
 from onboard.analysis.spec import LayerKind
 from onboard.config import RuntimeConfig
@@ -37,10 +36,10 @@ from onboard.workflow.processes.warm import WarmPrograms
 from onboard.workflow.run_model.run_model import run
 from onboard.workflow.run_model.run_prompts import LONG_TOKENS
 from onboard.workflow.run_model.session import Session
+from tests.support.checkpoints import MODEL_FILE
+from tests.support.phases import make_context, make_spec
+from tests.support.warm import Warm
 
-from .conftest import make_context, make_spec
-
-MODEL_FILE = Path(__file__).parents[1] / "runtime" / "models" / "modeling_llama.py"
 DEMO = CONTENT_ROOT / "onboard" / "assets" / "demo"
 
 

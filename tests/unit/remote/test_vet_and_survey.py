@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import config_dict
 
 from onboard.analysis.analyze import analyze
 from onboard.analysis.recognise.mask_makers import is_causal_mask
@@ -15,6 +14,7 @@ from onboard.codegen.equivalence_test import generate_test_file
 from onboard.codegen.model_file import generate_model_file
 from onboard.errors import OnboardError
 from onboard.workflow.remote.vet import vet_model_file, vet_tests
+from tests.support.families import config_dict
 
 AUTO_MAP = {"AutoConfig": "configuration_x.C", "AutoModelForCausalLM": "modeling_x.M"}
 

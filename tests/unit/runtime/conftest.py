@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.runtime.tiny import Tiny, make_tiny
+from tests.support.runtime.tiny import Tiny, make_tiny
 
 
 @pytest.fixture(scope="session")

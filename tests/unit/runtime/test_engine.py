@@ -16,7 +16,7 @@ from onboard.ops.sampling.sampling import NOT_A_TOKEN
 from onboard.runtime.engine import Engine
 from onboard.runtime.sampling import SamplingParams
 from onboard.runtime.scheduling.pending_step import Flight
-from tests.unit.runtime.tiny import TINY, Tiny
+from tests.support.runtime.tiny import TINY, Tiny
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
 

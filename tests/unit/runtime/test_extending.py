@@ -25,7 +25,7 @@ from onboard.graph.transform import BaseTransform, Stages, TransformConfig, Tran
 from onboard.ops.library import declared
 from onboard.runtime.build import make_context
 from onboard.runtime.engine import Engine
-from tests.unit.runtime.tiny import Tiny
+from tests.support.runtime.tiny import Tiny
 
 IDS = [5, 1, 40, 7, 7, 23, 9]
 TRANSFORM = "transforms/post_load_fusion/soft_cap.py"

@@ -6,7 +6,7 @@ import torch
 
 from onboard.ops.attention.cached_attention import as_stored
 from onboard.runtime.sampling import SamplingParams
-from tests.unit.runtime.tiny import TINY, Tiny
+from tests.support.runtime.tiny import TINY, Tiny
 
 
 def test_the_cache_holds_the_same_keys_and_values_rounded(llama: Tiny) -> None:

@@ -11,7 +11,7 @@ from onboard.graph.compile.streams import wait_aux
 from onboard.graph.fx import nodes_of
 from onboard.runtime.engine import Engine
 from onboard.testing.compare import rmse_ratio
-from tests.unit.runtime.tiny import Tiny
+from tests.support.runtime.tiny import Tiny
 
 pytestmark = pytest.mark.exhaustive
 

@@ -23,7 +23,7 @@ from onboard.graph.saved_graph import CannotSaveError, decode, encode
 from onboard.runtime.build import make_context
 from onboard.runtime.engine import Engine
 from onboard.runtime.sampling import SamplingParams
-from tests.unit.runtime.tiny import Tiny
+from tests.support.runtime.tiny import Tiny
 
 IDS = [5, 1, 40, 7, 7, 23, 9]
 RUN = {"max_seq_len": 64, "max_batch_size": 4, "max_num_tokens": 64, "device": "cpu", "dtype": "float32"}

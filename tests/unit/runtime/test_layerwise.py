@@ -14,7 +14,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.factory import ModelFactory
 from onboard.verify import hf_logits as reference
 from onboard.verify.hf_logits import Asked, reference_logits
-from tests.unit.runtime.tiny import TINY
+from tests.support.runtime.tiny import TINY
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
 

@@ -22,7 +22,7 @@ from onboard.errors import UsageError
 from onboard.hf.architecture import text_config
 from onboard.runtime.limits import ENDLESS, ON_CPU, ON_GPU, PROOF, max_positions, settled
 from onboard.runtime.plan import plan_memory
-from tests.unit.runtime.tiny import Tiny, make_tiny
+from tests.support.runtime.tiny import Tiny, make_tiny
 
 LONG = 2048
 MEMORY = "onboard.graph.cache_init.interface.available_memory"

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from drawing import some_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -21,6 +20,7 @@ from onboard.errors import OnboardError
 from onboard.verify.error import rmse_ratio
 from onboard.verify.stages import verify_model
 from onboard.workflow.run_model import run_model as run_agent
+from tests.support.drawing import some_of
 
 LENGTHS = (3, 11, 26, 41)
 NEW_TOKENS = 32

@@ -11,8 +11,8 @@ import pytest
 from onboard.runtime.engine import Engine
 from onboard.runtime.sampling import SamplingParams
 from onboard.testing.soak import Soak, in_double
+from tests.support.runtime.tiny import TINY, Tiny, make_tiny
 from tests.unit.runtime.test_engine import LONGROPE
-from tests.unit.runtime.tiny import TINY, Tiny, make_tiny
 
 
 def _prompt(length: int) -> list[int]:

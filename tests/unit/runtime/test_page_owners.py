@@ -13,7 +13,7 @@ from onboard.errors import NotFiniteError
 from onboard.runtime.engine import Engine
 from onboard.runtime.sampling import SamplingParams
 from onboard.testing.compare import rmse_ratio
-from tests.unit.runtime.tiny import TINY, Tiny
+from tests.support.runtime.tiny import TINY, Tiny
 
 POISON = 0
 """The token whose embedding is infinite; the rows that pad a step have it, too."""

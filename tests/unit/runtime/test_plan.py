@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from drawing import some_of
 from transformers import AutoConfig
 
 from onboard.cache.budget import Limits, MemoryPlan
@@ -26,6 +25,7 @@ from onboard.graph.export.left_out import Occurrences
 from onboard.graph.factory import ModelFactory
 from onboard.runtime.build import build_engine
 from onboard.runtime.plan import plan_memory
+from tests.support.drawing import some_of
 
 _BASE = {
     "vocab_size": 97,

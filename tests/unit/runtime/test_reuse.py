@@ -12,7 +12,7 @@ from onboard.errors import UsageError
 from onboard.runtime.engine import Engine
 from onboard.runtime.sampling import SamplingParams
 from onboard.testing.soak import Soak, in_double
-from tests.unit.runtime.tiny import TINY, Tiny, make_tiny
+from tests.support.runtime.tiny import TINY, Tiny, make_tiny
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 

@@ -1,7 +1,7 @@
 from transformers import AutoConfig
 
 from onboard.runtime.rope import LengthDependentRope, length_dependent_rope
-from tests.unit.runtime.tiny import TINY
+from tests.support.runtime.tiny import TINY
 
 
 def _config(**rope: object) -> dict[str, object]:

@@ -16,7 +16,7 @@ from onboard.cli.documents import RunDocument, VerifyDocument
 from onboard.errors import UsageError
 from onboard.verify import stages as verification
 from onboard.verify.stages import Check, VerifyReport
-from tests.unit.runtime.tiny import Tiny
+from tests.support.runtime.tiny import Tiny
 
 Capture = pytest.CaptureFixture[str]
 

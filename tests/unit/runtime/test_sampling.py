@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from apart import run_apart
 from pydantic import ValidationError
 
 from onboard.cache.next_token import LatestTokens
@@ -15,6 +14,7 @@ from onboard.errors import UsageError
 from onboard.ops.sampling.sampling import NOT_A_TOKEN, choose_tokens, uniforms
 from onboard.runtime.logprobs import logprobs
 from onboard.runtime.sampling import SamplingParams, stream_key
+from tests.support.apart import run_apart
 
 VOCABULARY = 11
 

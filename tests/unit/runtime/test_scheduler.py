@@ -13,7 +13,7 @@ import torch
 from onboard.runtime.multimodal.prompt_inputs import PromptInputs
 from onboard.runtime.rope import LengthDependentRope
 from onboard.runtime.scheduling.request import Chunk, Request, Step
-from tests.unit.runtime.simulated_cache import PAGE, Simulation, alone, make_request
+from tests.support.runtime.simulated_cache import PAGE, Simulation, alone, make_request
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from onboard.errors import OnboardError
 from onboard.registry import RegistryEntry
 from onboard.runtime.llm import LLM
 from onboard.runtime.tested_file import passed_tests, why_not_run, why_untested
-from tests.unit.runtime.tiny import Tiny
+from tests.support.runtime.tiny import Tiny
 
 NAME = "models/modeling_llama.py"
 

@@ -13,7 +13,7 @@ import pytest
 import onboard
 from onboard.errors import OnboardError
 from onboard.runtime.tokenizer import Detokenizer, Tokenizer
-from tests.unit.runtime.tiny import save_tokenizer
+from tests.support.runtime.tiny import save_tokenizer
 
 TEXT = "the cat sat on the mat, the dog \N{GRINNING FACE} sat \N{LATIN SMALL LETTER E WITH ACUTE}t\N{HIRAGANA LETTER A}"
 

@@ -13,7 +13,7 @@ from onboard.graph.fx import graph_modules, nodes_of
 from onboard.graph.pipeline import load_pipeline
 from onboard.graph.transform import BaseTransform, Stages, TransformConfig, TransformInfo
 from onboard.verify.stages import VerifyReport, verify_model
-from tests.unit.runtime.tiny import Tiny
+from tests.support.runtime.tiny import Tiny
 
 CONFIG = {"max_seq_len": 64, "kv_cache_config": {"tokens_per_block": 4}}
 LENGTHS = (11, 17, 33, 48)

@@ -6,14 +6,14 @@ import random
 
 import pytest
 import torch
-from checkpoints import TINY
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from onboard.config import RuntimeConfig
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
 from onboard.runtime.sampling import SamplingParams
-from tests.unit.runtime.tiny import Tiny
+from tests.support.checkpoints import TINY
+from tests.support.runtime.tiny import Tiny
 
 WINDOW, PAGE, LENGTH = 9, 4, 96
 _CONFIG = {**TINY, "head_dim": 8, "bos_token_id": None, "eos_token_id": None, "sliding_window": WINDOW}

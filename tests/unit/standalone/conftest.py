@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.standalone.cases import MODELS, Case, make_cases
+from tests.support.standalone.cases import MODELS, Case, make_cases
 
 
 @pytest.fixture(scope="session")

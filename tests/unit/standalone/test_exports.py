@@ -22,8 +22,8 @@ from onboard.standalone.attention_calls import refuse_other_attention
 from onboard.standalone.export import export_model
 from onboard.standalone.subject import open_subject
 from onboard.testing import rmse_ratio
-from tests.unit.runtime.tiny import Tiny, make_tiny
-from tests.unit.standalone.cases import MODELS, MORE, Case, make_cases
+from tests.support.runtime.tiny import Tiny, make_tiny
+from tests.support.standalone.cases import MODELS, MORE, Case, make_cases
 
 Cases = dict[tuple[str, str], Case]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.standalone.cases import Case
+from tests.support.standalone.cases import Case
 
 FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("vllm_interface.json").read_text())
 
@@ -79,6 +79,6 @@ def test_the_plugin_is_found(cases: dict[tuple[str, str], Case], facts: dict[str
     project = tomllib.loads(done.folder.joinpath("pyproject.toml").read_text())["project"]
     assert project["entry-points"] == {facts["group"]: {done.package: f"{done.package}:register"}}
     assert "vllm" not in project["dependencies"]
-    from tests.unit.standalone.stand_in.vllm import ModelRegistry
+    from tests.support.standalone.stand_in.vllm import ModelRegistry
 
     assert list(inspect.signature(ModelRegistry.register_model).parameters) == facts["ModelRegistry.register_model"]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import TINY
 from transformers import AutoConfig
 
 from onboard.analysis.tiny.tiny_model import build_small
@@ -22,6 +21,7 @@ from onboard.workflow.sweep.exact import InFloat64
 from onboard.workflow.sweep.inputs.judge_prompts import draw_prompts, is_arbitrary, longest_read
 from onboard.workflow.sweep.judge import judge, next_logits, relative_error
 from onboard.workflow.sweep.verdict import NEW_TOKENS, Verdict
+from tests.support.checkpoints import TINY
 
 MODEL = Path("models", "modeling_llama.py")
 Edit = Callable[[str, str], Path]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import TINY
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -27,6 +26,7 @@ from onboard.workflow.sweep.inputs.tiny_checkpoint import (
     why_not_causal,
 )
 from onboard.workflow.sweep.record import LEAST_FLOW
+from tests.support.checkpoints import TINY
 
 
 def test_all_types_of_transformers() -> None:

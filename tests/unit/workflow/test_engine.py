@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import tree
 
 from onboard.errors import ConsentRequiredError, OnboardError, UsageError
 from onboard.workflow.outcome import RunOutcome
 from onboard.workflow.phase import RunContext, RunOptions
 from onboard.workflow.phase_runner import Engine, load_phases, open_run
 from onboard.workflow.phases import PHASES
-
-from .fakes import Fake, Recorder, copying
+from tests.support.checkpoints import tree
+from tests.support.fakes import Fake, Recorder, copying
 
 
 def test_phases_are_loaded_without_torch_and_transformers() -> None:

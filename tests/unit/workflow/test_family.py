@@ -9,7 +9,6 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-from phases.conftest import LLAMA_CONFIG, make_context
 
 from onboard import registry
 from onboard.composition import compose
@@ -18,6 +17,7 @@ from onboard.registry import RegistryEntry, parse_entries
 from onboard.registry_text import insert_entry, set_files
 from onboard.workflow.checkpoint.family import Kind, configs_here, differences, kind_of_entry, on_the_hub, registered
 from onboard.workflow.phases.register import Register
+from tests.support.phases import LLAMA_CONFIG, make_context
 
 LLAMA = Kind("LlamaForCausalLM", "llama")
 QUANTISED = {"quantization_config": {"quant_method": "fp8"}}

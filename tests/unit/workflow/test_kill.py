@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from checkpoints import tree
+
+from tests.support.checkpoints import tree
 
 PAUSE = 0.02
 # Times, and the log of what happened: they differ between any two runs.
@@ -19,9 +20,8 @@ VARYING = ("state.json", "worklog.md")
 
 
 def start(model: Path, root: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "workflow.fakes", str(model), str(root), str(PAUSE)]
-    tests = Path(__file__).parents[1]
-    environment = {"PYTHONPATH": f"{tests}:{tests.parents[1]}"}
+    command = [sys.executable, "-m", "tests.support.fakes", str(model), str(root), str(PAUSE)]
+    environment = {"PYTHONPATH": str(Path(__file__).parents[3])}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -246,11 +246,9 @@ def test_an_entry_ends_at_its_time_limit(root: Path, monkeypatch: pytest.MonkeyP
 
 
 PROGRAM = """
-import sys
-sys.path[:0] = {path!r}
 from pathlib import Path
 import pytest
-from workflow import test_registry_runs as here
+from tests.unit.workflow import test_registry_runs as here
 root = Path({root!r})
 here._stand_in(root, pytest.MonkeyPatch())
 here._run(root, jobs=2)
@@ -258,9 +256,9 @@ here._run(root, jobs=2)
 
 
 def _start(root: Path, seconds: float) -> subprocess.Popen[str]:
-    path = [str(Path(__file__).parents[1])]
-    environment = {**os.environ, "AGENT_SECONDS": str(seconds)}
-    program = PROGRAM.format(path=path, root=str(root))
+    path = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "AGENT_SECONDS": str(seconds)}
+    program = PROGRAM.format(root=str(root))
     return subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
 
 

@@ -8,8 +8,9 @@ of all logits by at most e changes every weight by a factor between exp(-2 e) an
 from __future__ import annotations
 
 import torch
-from naive import Batch
 from torch import Tensor
+
+from tests.support.ops.naive import Batch
 
 
 def rounding(x: Tensor, steps: float) -> Tensor:

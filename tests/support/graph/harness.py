@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import checkpoints
 import torch
 from torch import fx, nn
 from torch.export import Dim
@@ -22,6 +21,7 @@ from onboard.graph.factory import ModelFactory
 from onboard.graph.fx import nodes_of
 from onboard.graph.pipeline import Pipeline, load_pipeline
 from onboard.graph.transform import BaseTransform, Stages, TransformConfig, TransformInfo
+from tests.support import checkpoints
 
 TINY: dict[str, Any] = {**checkpoints.TINY, "head_dim": 8, "pad_token_id": 0}
 
@@ -38,7 +38,7 @@ def make_context(
     attention = {key: config.pop(key) for key in ("attn_implementation",) if key in config}
     AutoConfig.for_model(model_type, **{**TINY, **config}).save_pretrained(folder / "checkpoint")
     (folder / "models").mkdir(exist_ok=True)
-    shutil.copyfile(Path(__file__).with_name("canonical_llama.py"), folder / "models" / "modeling_llama.py")
+    shutil.copyfile(checkpoints.MODEL_FILE, folder / "models" / "modeling_llama.py")
     factory = ModelFactory(folder / "checkpoint", root=folder, dtype=torch.float32, model_kwargs=attention, mode=mode)
     return TransformContext(factory, settled_config(), torch.device("cpu"), torch.float32)
 

@@ -23,13 +23,13 @@ from onboard.workflow.processes.programs import run_as_main
 if TYPE_CHECKING:
     from onboard.workflow.phase import RunContext
 
-SERVE = "import sys, warm; warm.serve(sys.argv[1])"
+SERVE = "import sys; from tests.support.warm import serve; serve(sys.argv[1])"
 
 
 @contextmanager
 def started() -> Iterator[Warm]:
     """Yield the way to a process to fork from, which ends with the context."""
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:  # a socket's path is short
         address = Path(folder, "warm")
         command = [sys.executable, "-c", SERVE, str(address)]

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from onboard.standalone.export import Exported, export_model
-from tests.unit.runtime.tiny import Tiny, make_tiny
+from tests.support.runtime.tiny import Tiny, make_tiny
 
 _WINDOW_THEN_NONE = ["sliding_attention", "full_attention"]
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from graph_support import settled_config
 from safetensors.torch import save_file
 from torch import fx, nn
 
@@ -18,6 +17,7 @@ from onboard.graph.context import TransformContext
 from onboard.graph.export.export import export_to_graph
 from onboard.graph.shapes import propagate_shapes
 from onboard.graph.transform import TransformInfo, get_transform, transform_keys
+from tests.support.graph.harness import settled_config
 
 
 def exported(model: nn.Module, *shape: int, device: str = "meta", dtype: torch.dtype = torch.float32) -> fx.GraphModule:

@@ -7,6 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+MODEL_FILE = Path(__file__).parent / "models" / "modeling_llama.py"
+"""Llama and Mistral in canonical ops, written by hand: what the graph framework and the runtime are tested with."""
+
 TINY = {
     "vocab_size": 97,
     "hidden_size": 32,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from naive import relative_error
 from torch import Tensor
 
 from onboard.ops.triton.launch import INTERPRETED
+from tests.support.ops.naive import relative_error
 
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 PAGE = 4

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mutants import Mutator, importable, installed
 from torch import nn
 from transformers import LlamaConfig
 
@@ -26,6 +25,7 @@ from onboard.errors import OnboardError
 from onboard.testing import all_logprobs, hf_causal_lm, ragged_prompts
 from onboard.verify.blocks import prove
 from onboard.verify.error import rmse_ratio
+from tests.support.mutation.mutants import Mutator, importable, installed
 
 ARCHITECTURE = "LlamaForCausalLM"
 VOCABULARY = 307

@@ -1,6 +1,6 @@
 """Mutants of the engine: one small mistake in a transform, an op or the runtime, which the tests of its area must see.
 
-    python tests/engine_mutants.py --seed 7 --count 60
+    python -m tests.support.mutation.engine_mutants --seed 7 --count 60
 
 draws mistakes, loads each in the place of the real module in a process forked from one that has imported the libraries,
 and runs the quick tests of its area there. A mutant is drawn again where it says nothing: it does not load, or it is
@@ -36,13 +36,9 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
 
-TESTS = Path(__file__).resolve().parent
-ROOT = TESTS.parent
-sys.path[:0] = [str(ROOT), str(TESTS)]
-
-from engine_areas import AREAS, CHOICES, EQUIVALENT, FOR_GPUS, Area  # noqa: E402
-from mutants import OPERATORS as OF_MODELS  # noqa: E402
-from mutants import Edit, Mutation  # noqa: E402
+from tests.support.mutation.engine_areas import AREAS, CHOICES, EQUIVALENT, FOR_GPUS, ROOT, Area
+from tests.support.mutation.mutants import OPERATORS as OF_MODELS
+from tests.support.mutation.mutants import Edit, Mutation
 
 _PROMISES = {"hint", "is_clean", "has_valid_shapes", "summary"}
 _SYMMETRIC = re.compile(
@@ -314,7 +310,7 @@ def _begin_anew(area: Area, path: Path, text: str) -> None:
         file.write(text.encode())
         file.seek(0)
         os.dup2(file.fileno(), 0)
-        code = f"import sys; sys.path[:0] = [{str(TESTS)!r}]; import engine_mutants as it; it.run_anew(*sys.argv[1:])"
+        code = f"import sys; from {__spec__.name} import run_anew; run_anew(*sys.argv[1:])"
         environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
         os.execve(sys.executable, [sys.executable, "-c", code, area.name, str(path)], environment)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from graph_support import settled_config
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 from onboard.graph.context import TransformContext
 from onboard.graph.fx import nodes_of
 from onboard.ops.triton.launch import INTERPRETED
+from tests.support.graph.harness import settled_config
 
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 

@@ -1,8 +1,9 @@
-"""A llama as the generator would write it: what the tests of the graph framework run on."""
+"""A canonical model written by hand as the generator would: llama, and what mistral (window) and longrope add to it."""
 
 import torch
 from torch import nn
 from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import onboard.ops  # noqa: F401
 from onboard.modeling import CausalLMOutput, register_causal_lm
@@ -19,29 +20,49 @@ class LlamaRMSNorm(nn.Module):
 
 
 class LlamaRotaryEmbedding(nn.Module):
+    """Full tables in float32; longrope has two and picks one by the largest position of the row."""
+
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-        angles = torch.outer(
-            torch.arange(config.max_position_embeddings, dtype=torch.float32),
-            1.0 / config.rope_parameters["rope_theta"] ** steps,
-        )
+        rope = config.rope_parameters
+        self.switch = rope["original_max_position_embeddings"] if rope["rope_type"] == "longrope" else None
+        self._add_tables(config, "cached", None)
+        if self.switch is not None:
+            self._add_tables(config, "long", self.switch + 1)
+
+    def _add_tables(self, config: LlamaConfig, name: str, length: int | None) -> None:
+        frequencies, scaling = self._frequencies(config, length)
+        angles = torch.outer(torch.arange(config.max_position_embeddings, dtype=torch.float32), frequencies)
         table = torch.cat((angles, angles), dim=-1)
-        self.register_buffer("cos_cached", table.cos(), persistent=False)
-        self.register_buffer("sin_cached", table.sin(), persistent=False)
+        self.register_buffer(f"cos_{name}", table.cos() * scaling, persistent=False)
+        self.register_buffer(f"sin_{name}", table.sin() * scaling, persistent=False)
+
+    @staticmethod
+    def _frequencies(config: LlamaConfig, length: int | None) -> tuple[torch.Tensor, float]:
+        rope_type = config.rope_parameters["rope_type"]
+        if rope_type != "default":
+            return ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), seq_len=length)
+        steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        return 1.0 / config.rope_parameters["rope_theta"] ** steps, 1.0
 
     def forward(self, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.cos_cached[position_ids], self.sin_cached[position_ids]
+        cos, sin = self.cos_cached, self.sin_cached
+        if self.switch is not None:
+            is_long = position_ids.max() >= self.switch
+            cos, sin = torch.where(is_long, self.cos_long, cos), torch.where(is_long, self.sin_long, sin)
+        return cos[position_ids], sin[position_ids]
 
 
 class LlamaAttention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         heads, kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, heads * self.head_dim, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_heads * self.head_dim, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_heads * self.head_dim, bias=config.attention_bias)
-        self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=config.attention_bias)
+        bias = getattr(config, "attention_bias", False)
+        self.q_proj = nn.Linear(config.hidden_size, heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=bias)
+        self.window = getattr(config, "sliding_window", None)
 
     def forward(self, hidden_states: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         batch, sequence, _ = hidden_states.shape
@@ -49,16 +70,17 @@ class LlamaAttention(nn.Module):
         key = self.k_proj(hidden_states).view(batch, sequence, -1, self.head_dim)
         value = self.v_proj(hidden_states).view(batch, sequence, -1, self.head_dim)
         query, key = torch.ops.onboard.torch_rope_with_explicit_cos_sin(query, key, *rope, 2)
-        output = torch.ops.onboard.torch_attention(query, key, value)
+        output = torch.ops.onboard.torch_attention(query, key, value, sliding_window=self.window)
         return self.o_proj(output.reshape(batch, sequence, -1))
 
 
 class LlamaMLP(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        bias = getattr(config, "mlp_bias", False)
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.down_proj(nn.functional.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
@@ -106,3 +128,4 @@ class LlamaForCausalLM(nn.Module):
 
 
 register_causal_lm("LlamaConfig", LlamaForCausalLM)
+register_causal_lm("MistralConfig", LlamaForCausalLM)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import checkpoints
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -15,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from onboard.config import RuntimeConfig
 from onboard.runtime.build import build_engine
 from onboard.runtime.engine import Engine
+from tests.support import checkpoints
 
-MODEL_FILE = Path(__file__).with_name("models") / "modeling_llama.py"
 TINY = {**checkpoints.TINY, "bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": False}
 
 
@@ -70,5 +69,5 @@ def make_tiny(folder: Path, model_type: str = "llama", *, own_file: bool = True,
     hf.save_pretrained(checkpoint)
     (root / "models").mkdir(parents=True)
     if own_file:
-        shutil.copy(MODEL_FILE, root / "models" / f"modeling_{model_type}.py")
+        shutil.copy(checkpoints.MODEL_FILE, root / "models" / f"modeling_{model_type}.py")
     return Tiny(checkpoint, root, hf)

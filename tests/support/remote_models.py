@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from checkpoints import save_tokenizer
+from tests.support.checkpoints import save_tokenizer
 
 CODE = Path(__file__).parent / "remote_code"
 _SAVE = """

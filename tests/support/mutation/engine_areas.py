@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parent
-ROOT = TESTS.parent
-UNIT = TESTS / "unit"
+ROOT = Path(__file__).resolve().parents[3]
+UNIT = ROOT / "tests" / "unit"
 
 
 @dataclass(frozen=True)
