@@ -11,22 +11,32 @@ import torch
 def counterparts(actual: Sequence[Any], expected: Sequence[Any]) -> list[Any]:
     """Return which of `expected` each of `actual` stands for, in order.
 
-    One that is left out (attention's weights, before what an indexer chose) has another shape than its follower. Where
-    their kinds tell all of them apart, the order tells nothing: transformers' versions differ in that of a router.
+    One that is left out (attention's weights, before what an indexer chose) has another shape than its follower, or
+    other values (a router's logits, where it chooses all experts). Where their kinds tell them apart, the order tells
+    nothing: transformers' versions differ in that of a router.
     """
-    ours_of, theirs_of = ({_kind(item): item for item in items} for items in (actual, expected))
-    if len(ours_of) == len(actual) == len(expected) and ours_of.keys() == theirs_of.keys():
-        return [theirs_of[_kind(item)] for item in actual]
+    ours, theirs = ([_kind(item) for item in items] for items in (actual, expected))
+    if len(set(ours)) == len(ours) and all(theirs.count(kind) == 1 for kind in ours):
+        return [expected[theirs.index(kind)] for kind in ours]
     found: list[Any] = []
     rest = list(expected)
-    for index, ours in enumerate(actual):
+    for index, item in enumerate(actual):
         spare = len(rest) - (len(actual) - index)
-        shapes = [getattr(item, "shape", None) for item in rest[: spare + 1]]
-        own = getattr(ours, "shape", None)
-        skipped = shapes.index(own) if own in shapes else 0
+        shapes = [getattr(other, "shape", None) for other in rest[: spare + 1]]
+        same = [place for place, shape in enumerate(shapes) if shape == getattr(item, "shape", None)]
+        skipped = min(same, key=lambda place: _distance(item, rest[place])) if len(same) > 1 else [*same, 0][0]
         found.append(rest[skipped])
         rest = rest[skipped + 1 :]
     return found
+
+
+def _distance(actual: Any, expected: Any) -> float:
+    """Return how far apart the values of two tensors of one shape are; 0.0 for anything else."""
+    if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        return 0.0
+    dtype = torch.complex128 if actual.is_complex() or expected.is_complex() else torch.float64
+    difference = actual.to(dtype) - expected.to(actual.device, dtype)
+    return float(difference.abs().nan_to_num(torch.inf).sum())
 
 
 def _kind(item: Any) -> object:

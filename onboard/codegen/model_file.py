@@ -29,7 +29,8 @@ from onboard.codegen.translate.language.trees.syntax import Untranslatable
 from onboard.codegen.translate.mechanisms import experts
 from onboard.codegen.translate.mechanisms.order import MECHANISMS
 from onboard.codegen.translate.mechanisms.rescaled import LINEAR
-from onboard.codegen.translate.output.emit import ClassText, MethodText, config_of, emit, rope_default
+from onboard.codegen.translate.output.emit import ClassText, MethodText, emit, rope_default
+from onboard.codegen.translate.output.tidied import config_of
 from onboard.codegen.translate.output.ties import FUNCTION
 from onboard.errors import OnboardError
 from onboard.hf.codebooks import places_of

@@ -203,6 +203,7 @@ def stamp_experts(gm: fx.GraphModule, experts: Sequence[ExpertList], exported: i
             continue
         with gm.graph.inserting_before(node):
             node.args = tuple(_lengthened(gm.graph, value, lengths, exported) for value in node.args)
+            node.kwargs = {key: _lengthened(gm.graph, value, lengths, exported) for key, value in node.kwargs.items()}
         if any(_owner(source, lengths) for source in _single(node)):
             raise StampError(f"{node.name} reads one expert's weight")
 

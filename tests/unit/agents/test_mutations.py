@@ -20,7 +20,6 @@ CLOSE = "            assert_rmse_close(actual, expected, pair.limit(BLOCKS[path]
 MODEL_CLOSE = '        assert_rmse_close(actual, expected, pair.limit("model"), "logits")\n'
 LIMIT = '        return CPU_FLOAT32 if self.device == "cpu" else GPU_BFLOAT16[kind]\n'
 MLP = "        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))\n"
-OP = "        attn_output = torch.ops.onboard.torch_attention("
 REGISTER = 'register_causal_lm("LlamaConfig", LlamaForCausalLM)\n'
 CLASS = "class LlamaMLP(nn.Module):\n"
 BLOCK_TEST = "def test_block(pair: Pair, path: str) -> None:\n"

@@ -36,7 +36,7 @@ def test_layers_in_chunks_and_others_equal_transformers_and_export() -> None:
         ("// self.config.attention_chunk_size", "// (self.config.attention_chunk_size + 1)"),
         ('"chunked_attention": chunks.unsqueeze(1) == chunks', '"chunked_attention": None'),
         ("+ 1.0) / self.floor_scale", "+ 2.0) / self.floor_scale"),
-        ("position_embeddings, 2\n", "position_embeddings.conj(), 2\n"),
+        ("key_states, position_embeddings\n", "key_states, position_embeddings.conj()\n"),
     ],
 )
 def test_another_mask_scale_or_rotation_is_found_out(right: str, wrong: str) -> None:

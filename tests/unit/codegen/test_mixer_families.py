@@ -95,7 +95,7 @@ def test_one_file_serves_other_settings(family: str, fields: dict[str, Any]) -> 
         ("mamba2", "self.A_log.float()", "self.A_log.float() * 1.001", "layers.0.mixer"),
         ("falcon_mamba", "self.D.float(),", "None,", "layers.0.mixer"),
         ("lfm2", "return self.out_proj(y)", "return self.out_proj(y.flip(1))", "layers.0.conv"),
-        ("qwen3_5_text", "g, beta, None, True", "g, beta, None, False", "layers.0.linear_attn"),
+        ("qwen3_5_text", "use_qk_l2norm_in_kernel=True", "use_qk_l2norm_in_kernel=False", "layers.0.linear_attn"),
         ("qwen3_5_text", "position_ids[0]", "position_ids[0] + 1", "rotary_emb"),
     ],
 )

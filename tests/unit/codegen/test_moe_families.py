@@ -59,7 +59,7 @@ def test_experts_are_one_op(family: str) -> None:
     ("family", "right", "wrong", "block"),
     [
         ("mixtral", "expert.w3.weight for", "expert.w1.weight for", "layers.0.mlp.experts"),
-        ("mixtral", "w1, w2, w3, True, self.act_fn", 'w1, w2, w3, True, "gelu"', "layers.0.mlp.experts"),
+        ("mixtral", "act_fn=self.act_fn", 'act_fn="gelu"', "layers.0.mlp.experts"),
         ("qwen3_moe", "top_k_weights, w1", "top_k_weights * 1.01, w1", "layers.0.mlp.experts"),
         ("glm4_moe", "* self.routed_scaling_factor", "* 1.3", "layers.1.mlp"),
         ("granitemoe", "gate, up = self", "up, gate = self", "layers.0.block_sparse_moe.experts"),

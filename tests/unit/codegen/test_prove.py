@@ -14,8 +14,6 @@ from onboard.errors import OnboardError
 from onboard.verify.blocks import _compare, prove
 from tests.support.families import config_dict
 
-ATTENTION = ", None, 0.0, True, self.scaling, None, "
-
 
 @cache
 def _generated(family: str) -> tuple[ModelSpec, str]:
@@ -30,8 +28,8 @@ def _generated(family: str) -> tuple[ModelSpec, str]:
         ("llama", "return residual + hidden_states", "return hidden_states", "layers.0 .*DecoderLayer"),
         (
             "llama",
-            "key_states, cos, sin, 2",
-            "key_states, sin, cos, 2",
+            "key_states, cos, sin, ",
+            "key_states, sin, cos, ",
             "layers.0.self_attn",
         ),
         ("llama", "* scaling, angles", "* 1.01, angles", "rotary_emb"),
@@ -44,7 +42,7 @@ def _generated(family: str) -> tuple[ModelSpec, str]:
         ),
         ("mistral", "self.config.sliding_window", "None", "layers.0.self_attn"),
         ("gemma", "1.0 + self.weight", "self.weight", "layers.0.input_layernorm"),
-        ("gemma2", "self.attn_logit_softcapping,", "None,", "layers.0.self_attn"),
+        ("gemma2", "=self.attn_logit_softcapping", "=None", "layers.0.self_attn"),
         ("gemma2", "logits = torch.tanh(logits)", "pass", "logits"),
         ("granite", "/ self.config.logits_scaling", "", "logits"),
         ("smollm3", "if self.use_rope", "if True", "layers.1.self_attn"),

@@ -60,9 +60,9 @@ def test_own_and_shared_choices_of_keys_equal_transformers_and_export() -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "block"),
     [
-        ("self.index_topk, self", "self.index_topk - 1, self", "indexer"),
+        ("self.index_topk, scale", "self.index_topk - 1, scale", "indexer"),
         ("weights, self.index_topk", "weights.abs(), self.index_topk", "indexer"),
-        ("topk_indices, self.scaling", "topk_indices.sort(dim=-1).values[..., 1:], self.scaling", "self_attn"),
+        ("topk_indices, scale", "topk_indices.sort(dim=-1).values[..., 1:], scale", "self_attn"),
     ],
 )
 def test_another_choice_of_keys_is_found_out(right: str, wrong: str, block: str) -> None:
@@ -85,7 +85,7 @@ def test_chosen_blocks_of_keys_equal_transformers_and_export() -> None:
     ("right", "wrong"),
     [
         ("None, self.block_topk, size", "None, self.block_topk - 1, size"),
-        ("*tables.chunk(2, dim=-1), 2)", "cos, sin, 2)"),
+        ("*tables.chunk(2, dim=-1), ", "cos, sin, "),
         ("indexer_budget // ", "indexer_budget // 2 // "),
     ],
 )
@@ -115,8 +115,8 @@ def test_windows_with_compressed_keys_behind_them_equal_transformers_and_export(
         ("self.index_topk, size", "self.index_topk - 1, size"),
         ("// size * size, ", ", "),
         ("block_bias,\n", "None,\n"),
-        ("position_bias, True", "position_bias.flip(0), True"),
-        ("position_bias, False", "position_bias.flip(0), False"),
+        ("position_bias, overlap=True", "position_bias.flip(0), overlap=True"),
+        ("position_bias\n", "position_bias.flip(0)\n"),
         ("input_ids.reshape(-1)]", "0 * input_ids.reshape(-1)]"),
     ],
 )

@@ -48,10 +48,11 @@ def cut(owner: Convolved, index: ast.expr, frame: Frame) -> Code | None:
     modules = _modules(owner.module, frame)
     if not modules or not all(map(_is_causal, modules)):
         return None
-    sizes = [ast.Subscript(attribute(owner.module, key), constant(0), ast.Load()) for key in ("padding", "dilation")]
     weights = [attribute(owner.module, key) for key in ("weight", "bias")]
-    arguments = [argument(owner.source, True), *weights, constant(1), *sizes, attribute(owner.module, "groups")]
-    return Code(ast.Call(op("torch_causal_conv1d"), arguments, []), transposed=True)
+    dilation = ast.Subscript(attribute(owner.module, "dilation"), constant(0), ast.Load())
+    spread = ast.keyword("dilation", dilation)
+    called = ast.Call(op("torch_causal_conv1d"), [argument(owner.source, True), *weights], [spread])
+    return Code(called, transposed=True)
 
 
 def _modules(path: ast.expr, frame: Frame) -> list[nn.Module]:

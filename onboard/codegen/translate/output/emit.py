@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
-from onboard.analysis.source import find_method, module_source
+from onboard.analysis.source import ModuleSource, find_method, module_source
+from onboard.codegen.tidy.known_modules import with_known_modules
+from onboard.codegen.tidy.op_calls import by_keyword
 from onboard.codegen.translate.language.forms import SHARED
 from onboard.codegen.translate.language.frame import Frame
 from onboard.codegen.translate.language.holes import Hole
@@ -25,6 +27,7 @@ from onboard.codegen.translate.mechanisms import codebooks, experts
 from onboard.codegen.translate.output import argument_types
 from onboard.codegen.translate.output.printer import print_block
 from onboard.codegen.translate.output.prune import ReplaceAttribute, prune
+from onboard.codegen.translate.output.tidied import config_of, tidy
 from onboard.codegen.translate.output.ties import add_ties
 from onboard.hf.codebooks import places_of
 
@@ -56,6 +59,7 @@ class ClassText:
 
 def emit(translator: Translator, top: ClassState) -> tuple[list[ClassText], list[MethodText]]:
     """Return the model's classes, what others are made of first, and its helper functions."""
+    tidy(translator)
     prune(translator)
     add_ties(translator)
     calls = _constructor_calls(translator)
@@ -139,6 +143,10 @@ def _class_text(
     return ClassText(state.cls.__name__, base, kind, state.cls, methods, reads, unrun)
 
 
+def _printed(body: Sequence[ast.stmt], source: ModuleSource) -> str:
+    return print_block(by_keyword(body), source)
+
+
 def _base(cls: type) -> str:
     base = next(item for item in cls.__mro__ if item.__module__.startswith("torch."))
     return "nn.Module" if base is nn.Module else f"nn.{base.__name__}"
@@ -162,7 +170,7 @@ def _init_text(state: ClassState, translator: Translator, top: ClassState, calls
     body = [*init.body, *(_guard(item) for item in state.guards)]
     if state is top:
         body.extend(_tied(state, translator))
-    return MethodText("__init__", f"({', '.join(parameters)}) -> None", print_block(body, init.source))
+    return MethodText("__init__", f"({', '.join(parameters)}) -> None", _printed(body, init.source))
 
 
 def _module_type(fact: Value | None) -> str | None:
@@ -220,9 +228,9 @@ def _method_text(key: str, routine: Routine, translator: Translator, state: Clas
     parameters = [f"{item}: {_or_none(item, kind, routine)}" for item, kind in types.items()]
     head = ", ".join(([] if static else ["self"]) + parameters)
     decorator = "staticmethod" if static else ""
-    return MethodText(
-        key, f"({head}) -> {_return_annotation(routine)}", print_block(routine.body, routine.source), decorator
-    )
+    assert state.init is not None
+    body = _printed(with_known_modules(routine.body, state.init.body), routine.source)
+    return MethodText(key, f"({head}) -> {_return_annotation(routine)}", body, decorator)
 
 
 def _or_none(parameter: str, kind: str, routine: Routine) -> str:
@@ -248,7 +256,7 @@ def _top_forward(routine: Routine, translator: Translator) -> MethodText:
                 node.value = ast.Call(name("CausalLMOutput"), [], [ast.keyword("logits", node.value)])
     check = [ast.Assert(ast.Compare(name("position_ids"), [ast.IsNot()], [ast.Constant(None)]))]
     signature = "(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> CausalLMOutput"
-    return MethodText("forward", signature, print_block([*check, *body], routine.source))
+    return MethodText("forward", signature, _printed([*check, *body], routine.source))
 
 
 def _tensor_annotation(parameter: str, routine: Routine, translator: Translator, state: ClassState) -> str:
@@ -300,13 +308,7 @@ def _function_text(key: str, routine: Routine) -> MethodText:
     types |= {item: "torch.device" for item in routine.parameters if item == "device"}
     parameters = [f"{item}: {types.get(item, 'torch.Tensor')}" for item in routine.parameters]
     kind = argument_types.returned(routine.node, types) if routine.static else _return_annotation(routine)
-    return MethodText(key, f"({', '.join(parameters)}) -> {kind}", print_block(routine.body, routine.source))
-
-
-def config_of(translator: Translator, cls: type) -> Any:
-    """Return the tiny config with which a class is made."""
-    facts = translator.facts["init", cls.__qualname__].values()
-    return next((fact.obj for fact in facts if isinstance(fact, Config)), translator.config)
+    return MethodText(key, f"({', '.join(parameters)}) -> {kind}", _printed(routine.body, routine.source))
 
 
 def rope_default(translator: Translator, cls: type) -> MethodText:
@@ -327,5 +329,5 @@ def rope_default(translator: Translator, cls: type) -> MethodText:
         statement.value = value.code()
     types = {"config": type(config_of(translator, cls)).__name__, "layer_type": "str"}
     head = ", ".join(f"{item}: {types[item]}" for item in parameters)
-    body = print_block(cleanup.clean(frame.out), frame.source)
+    body = _printed(cleanup.clean(frame.out), frame.source)
     return MethodText("default_parameters", f"({head}) -> tuple[torch.Tensor, float]", body, "staticmethod")

@@ -26,11 +26,23 @@ def _print(statement: ast.stmt, source: ModuleSource | None, depth: int) -> str:
     match statement:
         case ast.If(test=test, body=body, orelse=orelse):
             text = f"{pad}if {ast.unparse(test)}:\n{print_block(body, source, depth + 1)}"
-            return f"{text}\n{pad}else:\n{print_block(orelse, source, depth + 1)}" if orelse else text
+            return "\n".join([text, *_print_else(orelse, source, depth)])
         case ast.For(target=target, iter=iterable, body=body):
             head = f"{pad}for {ast.unparse(target).strip('()')} in {ast.unparse(iterable)}:"
             return f"{head}\n{print_block(body, source, depth + 1)}"
-        case ast.Return(value=ast.Tuple(elts=items)):
+        case ast.Return(value=ast.Tuple(elts=[_, _, *_] as items)):
             return f"{pad}return {', '.join(map(ast.unparse, items))}"
+        case ast.Assign(targets=[ast.Tuple(elts=places)], value=ast.Tuple(elts=items)) if len(places) == len(items) > 1:
+            return f"{pad}{', '.join(map(ast.unparse, places))} = {', '.join(map(ast.unparse, items))}"
     text = ast.unparse(ast.fix_missing_locations(deepcopy(statement)))
     return "\n".join(pad + line for line in text.splitlines())
+
+
+def _print_else(orelse: Sequence[ast.stmt], source: ModuleSource | None, depth: int) -> list[str]:
+    pad = _INDENT * depth
+    match orelse:
+        case []:
+            return []
+        case [ast.If() as other]:
+            return [f"{pad}el{_print(other, source, depth).removeprefix(pad)}"]
+    return [f"{pad}else:", print_block(orelse, source, depth + 1)]
