@@ -31,6 +31,7 @@ from onboard.analysis.recognise.mask_makers import mask_makers
 from onboard.analysis.recognise.position_biases import position_bias
 from onboard.analysis.recognise.recorder import ModuleCall, Recording, record
 from onboard.analysis.recognise.scan_modules import probe_scan_module
+from onboard.analysis.recognise.uncalled import with_uncalled
 from onboard.analysis.repository_source import survey_code
 from onboard.analysis.source import location, module_source, sources_hash, sources_of
 from onboard.analysis.spec import LayerKind, ModelSpec, RepositoryCode, Trait
@@ -364,7 +365,7 @@ def _of_layer_types(config: Any) -> dict[str, bool]:
 def _rope_blocks(recordings: list[Recording]) -> list[Block]:
     """Return a block for each helper function that applies RoPE; its evidence is the worst of all calls."""
     blocks: dict[str, Block] = {}
-    for call in [call for recording in recordings for call in recording.functions]:
+    for call in with_uncalled([call for each in recordings for call in each.functions], probe.probe_rope):
         finding = probe.probe_rope(call)
         source = module_source(call.module)
         node = source.functions.get(call.name)
@@ -375,7 +376,7 @@ def _rope_blocks(recordings: list[Recording]) -> list[Block]:
             kind="rope",
             path="",
             source=source.location(node),
-            parameters=finding.parameters,
+            parameters=finding.parameters | ({} if call.called else {"uncalled": True}),
             evidence=finding.evidence,
         )
     return list(blocks.values())

@@ -182,6 +182,8 @@ class RopeParameters(Parameters):
     op: Identifier
     unsqueeze_dim: int | None = None
     table_dims: int | None = None
+    uncalled: bool = False
+    """Only another config's model calls it."""
 
 
 class Rope(_Block):

@@ -71,7 +71,7 @@ def _from_blocks(blocks: list[Block]) -> dict[str, Trait]:
             case Mlp(parameters=found):
                 out["mlp"] = Trait(value=found.mlp, evidence=evidence)
                 out["activation"] = Trait(value=found.activation, evidence=evidence)
-            case Rope(parameters=found):
+            case Rope(parameters=found) if not found.uncalled:
                 out["position"] = Trait(value=found.op.removeprefix("torch_"), evidence=evidence)
     return out
 

@@ -51,6 +51,8 @@ class FunctionCall:
     outputs: list[torch.Tensor]
     module: str = ""
     """The name of the module that defines it."""
+    called: bool = True
+    """The model calls it; False: it was tried alone."""
 
 
 @dataclass
