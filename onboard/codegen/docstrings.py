@@ -40,11 +40,12 @@ def class_docstring(role: str, block: Block | None, name: str) -> str:
     return _CLASSES.get(role, f"Counterpart of the {name} of transformers.")
 
 
-def method_docstring(kind: str, method: str, *, codebooks: bool = False) -> str:
+def method_docstring(kind: str, method: str, *, codebooks: bool = False, positions: bool = True) -> str:
     """Return the docstring of a method, empty where the class's says it all.
 
-    `codebooks`: a position holds a code of each of several.
+    `codebooks`: a position holds a code of each of several; `positions`: the method takes them.
     """
     if kind == "causal_lm" and codebooks:
         return _CODEBOOKS.get(method, "")
-    return _FORWARDS.get(kind, "") if method == "forward" else ""
+    text = _FORWARDS.get(kind, "") if method == "forward" else ""
+    return text if positions else text.replace(" at `position_ids`", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -17,6 +18,7 @@ from onboard.analysis.spec import ModelSpec
 from onboard.analysis.spec_blocks import Block
 from onboard.analysis.tiny.tiny_model import build_tiny, load_config, one_line
 from onboard.codegen.config_class import plain_config_class
+from onboard.codegen.described import Code, described
 from onboard.codegen.docstrings import class_docstring, method_docstring
 from onboard.codegen.format import format_python
 from onboard.codegen.plain_names import with_plain_names
@@ -103,7 +105,8 @@ def _written(translator: Translator, spec: ModelSpec, top: ClassState) -> tuple[
     classes, functions = emit(translator, top)
     norms = sorted(translator.own_norms & set().union(*(item.reads for item in classes)))
     blocks = [render(f"model/own_{name.lower()}.py.j2").strip() for name in norms]
-    blocks += [_block(item, spec, translator) for item in classes]
+    codes = {item.name: _code(item, spec) for item in classes}
+    blocks += [_block(item, spec, translator, codes) for item in classes]
     names = set().union(*(item.reads for item in classes)) | _names_in(functions)
     return functions, blocks, _imports(names, translator, spec, blocks)
 
@@ -143,7 +146,14 @@ def _plain(text: str | None) -> str:
     return re.sub(r"[^A-Za-z0-9._+-]", "_", text or "")
 
 
-def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
+def _code(item: ClassText, spec: ModelSpec) -> Code:
+    block = next((b for b in spec.blocks if b.class_name == item.name), None)
+    bodies = {method.name: method.body for method in item.methods}
+    methods = "\n".join(body for name, body in bodies.items() if name != "__init__")
+    return Code(bodies.get("__init__", ""), methods, block.path.rpartition(".")[2] if block else "")
+
+
+def _block(item: ClassText, spec: ModelSpec, translator: Translator, codes: Mapping[str, Code]) -> str:
     recognised = translator.findings.recognised.get(item.name)
     if recognised is not None and recognised.kind == "rotary":
         return _rotary(item, recognised, spec, translator)
@@ -155,11 +165,19 @@ def _block(item: ClassText, spec: ModelSpec, translator: Translator) -> str:
             "signature": method.signature,
             "body": method.body,
             "decorator": method.decorator,
-            "docstring": method_docstring(kind, method.name, codebooks=places_of(translator.model) is not None),
+            "docstring": method_docstring(
+                kind,
+                method.name,
+                codebooks=places_of(translator.model) is not None,
+                positions="position_ids" in method.signature,
+            ),
         }
         for method in item.methods
     ]
     docstring = class_docstring(kind, block, item.name)
+    if kind in ("attention", "other"):
+        stacks = {b.class_name for b in spec.blocks if b.kind == experts.KIND}
+        docstring = described(codes[item.name], codes, stacks) or docstring
     if not any(method.name == "forward" for method in item.methods) and item.weights_only:
         docstring = f"Weights of the {item.name} of transformers, which nothing here runs."
     elif item.weights_only:
@@ -180,7 +198,7 @@ def _role(item: ClassText, block: Block | None, spec: ModelSpec) -> str:
     layers = [kind.path for kind in spec.layer_kinds]
     if block.path in layers:
         return "decoder_layer"
-    if all(f"{word}: torch.Tensor" in forward.signature for word in ("input_ids", "position_ids")):
+    if "input_ids: torch.Tensor" in forward.signature:
         return "model" if any(path.startswith(f"{block.path}.") for path in layers) else "other"
     attends = any("torch.ops.onboard.torch_attention(" in method.body for method in item.methods)
     return "attention" if attends and "hidden_states" in forward.signature else "other"
