@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from onboard.codegen.tidy.conditions import flat
 from onboard.codegen.tidy.initial_values import without_initial_values
 from onboard.codegen.tidy.known_modules import with_known_modules
 from onboard.codegen.tidy.none_tests import is_never_none, without_none_tests
@@ -167,6 +168,19 @@ def test_results_that_no_caller_reads_are_not_returned(
     assert router.holes == (3 if left is None else 1 + left.count(", "))
     caller = print_block(state.methods["forward"].body).partition(" = self.router(")[0]
     assert caller.count(",") == router.holes - 1
+
+
+@pytest.mark.parametrize(
+    ("nested", "found"),
+    [
+        ("a and (b and (c or d))", "a and b and (c or d)"),
+        ("(a or b) or c", "a or b or c"),
+        ("f(x and (y and z))", "f(x and y and z)"),
+        ("a and f(b and c)", None),
+    ],
+)
+def test_conditions_of_one_kind_are_not_nested(nested: str, found: str | None) -> None:
+    assert _text(flat(ast.parse(nested).body)) == (found or nested)
 
 
 def test_conditions_in_a_row_are_not_nested() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from onboard.analysis.source import ModuleSource, find_method, module_source
+from onboard.codegen.tidy.conditions import flat
 from onboard.codegen.tidy.known_modules import with_known_modules
 from onboard.codegen.tidy.op_calls import by_keyword
 from onboard.codegen.translate.language.forms import SHARED
@@ -129,7 +130,7 @@ def _class_text(
 ) -> ClassText:
     recognised = translator.findings.recognised.get(state.cls.__name__)
     init = [] if state.inherits_init else [_init_text(state, translator, top, calls[state.cls.__name__])]
-    methods = list(init)
+    methods = [method for method in init if not _says_nothing(method)]
     for key, routine in state.methods.items():
         methods.append(_method_text(key, routine, translator, state, state is top))
     if state is top and (places := places_of(translator.model)) is not None:
@@ -144,7 +145,12 @@ def _class_text(
 
 
 def _printed(body: Sequence[ast.stmt], source: ModuleSource) -> str:
-    return print_block(by_keyword(body), source)
+    return print_block(flat(by_keyword(body)), source)
+
+
+def _says_nothing(init: MethodText) -> bool:
+    """Whether an `__init__` does what that of `nn.Module` does by itself."""
+    return (init.signature, init.body) == ("(self) -> None", "super().__init__()")
 
 
 def _base(cls: type) -> str:
