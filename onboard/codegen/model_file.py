@@ -105,7 +105,8 @@ def _written(translator: Translator, spec: ModelSpec, top: ClassState) -> tuple[
     classes, functions = emit(translator, top)
     norms = sorted(translator.own_norms & set().union(*(item.reads for item in classes)))
     blocks = [render(f"model/own_{name.lower()}.py.j2").strip() for name in norms]
-    codes = {item.name: _code(item, spec) for item in classes}
+    inits = "\n".join(method.body for item in classes for method in item.methods if method.name == "__init__")
+    codes = {item.name: _code(item, spec, inits) for item in classes}
     blocks += [_block(item, spec, translator, codes) for item in classes]
     names = set().union(*(item.reads for item in classes)) | _names_in(functions)
     return functions, blocks, _imports(names, translator, spec, blocks)
@@ -146,11 +147,14 @@ def _plain(text: str | None) -> str:
     return re.sub(r"[^A-Za-z0-9._+-]", "_", text or "")
 
 
-def _code(item: ClassText, spec: ModelSpec) -> Code:
+def _code(item: ClassText, spec: ModelSpec, inits: str) -> Code:
+    """Return a class's code; where this config's model has no such module, its name is that in others' `__init__`."""
     block = next((b for b in spec.blocks if b.class_name == item.name), None)
+    kept = re.search(rf"self\.(\w+) = {item.name}\(", inits)
     bodies = {method.name: method.body for method in item.methods}
     methods = "\n".join(body for name, body in bodies.items() if name != "__init__")
-    return Code(bodies.get("__init__", ""), methods, block.path.rpartition(".")[2] if block else "")
+    attribute = block.path.rpartition(".")[2] if block else kept[1] if kept else ""
+    return Code(bodies.get("__init__", ""), methods, attribute)
 
 
 def _block(item: ClassText, spec: ModelSpec, translator: Translator, codes: Mapping[str, Code]) -> str:

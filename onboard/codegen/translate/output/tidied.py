@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from onboard.codegen.tidy.initial_values import without_initial_values
@@ -40,14 +41,8 @@ def _made(states: Sequence[ClassState]) -> dict[str, list[tuple[ClassState, ast.
 def _is_given(parameter: str, calls: Sequence[tuple[ClassState, ast.Call]], translator: Translator) -> bool:
     """Whether every call of a constructor passes an argument that is never None."""
     passed = [(state, item.value) for state, node in calls for item in node.keywords if item.arg == parameter]
-    return (
-        bool(calls)
-        and len(passed) == len(calls)
-        and all(
-            is_never_none(value, lambda field, cls=state.cls: _is_set(config_of(translator, cls), field))
-            for state, value in passed
-        )
-    )
+    known = [is_never_none(value, partial(_is_set, config_of(translator, state.cls))) for state, value in passed]
+    return bool(calls) and len(passed) == len(calls) and all(known)
 
 
 def _is_set(config: Any, field: str) -> bool:
