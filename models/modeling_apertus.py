@@ -63,7 +63,7 @@ class ApertusRotaryEmbedding(nn.Module):
 
 
 class ApertusAttention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: ApertusConfig) -> None:
         super().__init__()
@@ -99,19 +99,17 @@ class ApertusAttention(nn.Module):
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
-            query_states, key_states, cos, sin, 2
+            query_states, key_states, cos, sin, unsqueeze_dim=2
         )
 
-        attn_output = torch.ops.onboard.torch_attention(
-            query_states, key_states, value_states, None, 0.0, True, self.scaling, None, None, None, "bsnd"
-        )
+        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=self.scaling)
 
         attn_output = attn_output.reshape(*input_shape, -1)
         return self.o_proj(attn_output)
 
 
 class ApertusMLP(nn.Module):
-    """Counterpart of the ApertusMLP of transformers."""
+    """Feed-forward network, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: ApertusConfig) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class BloomAttention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Causal self-attention with ALiBi, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: BloomConfig) -> None:
         super().__init__()
@@ -86,18 +86,7 @@ class BloomAttention(nn.Module):
         value_layer = value_layer.reshape(batch_size, self.num_heads, -1, self.head_dim)
 
         context_layer = torch.ops.onboard.torch_attention(
-            query_layer,
-            key_layer,
-            value_layer,
-            None,
-            0.0,
-            True,
-            self.inv_norm_factor,
-            None,
-            None,
-            None,
-            "bnsd",
-            alibi_slopes=alibi,
+            query_layer, key_layer, value_layer, scale=self.inv_norm_factor, layout="bnsd", alibi_slopes=alibi
         )
 
         context_layer = self._merge_heads(context_layer)
@@ -119,15 +108,12 @@ class BloomAttention(nn.Module):
 class BloomGelu(nn.Module):
     """Counterpart of the BloomGelu of transformers."""
 
-    def __init__(self) -> None:
-        super().__init__()
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
 
 
 class BloomMLP(nn.Module):
-    """Counterpart of the BloomMLP of transformers."""
+    """Feed-forward network, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: BloomConfig) -> None:
         super().__init__()
@@ -192,7 +178,7 @@ class BloomBlock(nn.Module):
 
 
 class BloomModel(nn.Module):
-    """Counterpart of the BloomModel of transformers."""
+    """Embedding, decoder layers and final norm."""
 
     def __init__(self, config: BloomConfig) -> None:
         super().__init__()
@@ -206,6 +192,7 @@ class BloomModel(nn.Module):
         self.ln_f = LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` [batch, seq]."""
         inputs_embeds = self.word_embeddings(input_ids)
 
         hidden_states = self.word_embeddings_layernorm(inputs_embeds)

@@ -57,7 +57,7 @@ class CohereRotaryEmbedding(nn.Module):
 
 
 class CohereAttention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: CohereConfig) -> None:
         super().__init__()
@@ -93,12 +93,10 @@ class CohereAttention(nn.Module):
             query_states = self.q_norm(query_states)
             key_states = self.k_norm(key_states)
         query_states, key_states = torch.ops.onboard.torch_rope_with_complex_freqs(
-            query_states, key_states, position_embeddings, 2
+            query_states, key_states, position_embeddings
         )
 
-        attn_output = torch.ops.onboard.torch_attention(
-            query_states, key_states, value_states, None, 0.0, True, self.scaling, None, None, None, "bsnd"
-        )
+        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=self.scaling)
 
         attn_output = attn_output.reshape(*input_shape, -1)
         return self.o_proj(attn_output)

@@ -56,7 +56,7 @@ class Cohere2RotaryEmbedding(nn.Module):
 
 
 class Cohere2Attention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings and a sliding window, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Cohere2Config, layer_idx: int) -> None:
         super().__init__()
@@ -86,21 +86,11 @@ class Cohere2Attention(nn.Module):
         value_states = self.v_proj(hidden_states).view(hidden_shape)
         if self.sliding_window is not None:
             query_states, key_states = torch.ops.onboard.torch_rope_with_complex_freqs(
-                query_states, key_states, position_embeddings, 2
+                query_states, key_states, position_embeddings
             )
 
         attn_output = torch.ops.onboard.torch_attention(
-            query_states,
-            key_states,
-            value_states,
-            None,
-            0.0,
-            True,
-            self.scaling,
-            None,
-            self.sliding_window,
-            None,
-            "bsnd",
+            query_states, key_states, value_states, scale=self.scaling, sliding_window=self.sliding_window
         )
 
         attn_output = attn_output.reshape(*input_shape, -1)

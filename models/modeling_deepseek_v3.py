@@ -35,22 +35,6 @@ def yarn_apply_mscale(rope_parameters: dict[str, Any], scaling: float) -> float:
     return scaling
 
 
-def rotate_half(x: torch.Tensor) -> torch.Tensor:
-    x1 = x[..., : x.shape[-1] // 2]
-    x2 = x[..., x.shape[-1] // 2 :]
-    return torch.cat((-x2, x1), dim=-1)
-
-
-def apply_rotary_pos_emb(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    cos = cos.unsqueeze(1)
-    sin = sin.unsqueeze(1)
-    q_embed = q * cos + rotate_half(q) * sin
-    k_embed = k * cos + rotate_half(k) * sin
-    return q_embed, k_embed
-
-
 class DeepseekV3RMSNorm(nn.Module):
     """Root-mean-square norm over the last dimension."""
 
@@ -98,7 +82,7 @@ class DeepseekV3RotaryEmbedding(nn.Module):
 
 
 class DeepseekV3Attention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Multi-head latent attention with rotary embeddings, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: DeepseekV3Config) -> None:
         super().__init__()
@@ -161,20 +145,12 @@ class DeepseekV3Attention(nn.Module):
 
         cos, sin = position_embeddings
         if self.config.rope_interleave:
-            q_rot, k_rot = torch.ops.onboard.torch_rope_with_qk_interleaving(q_rot, k_rot, cos, sin, 2)
-            q_rot = q_rot.transpose(1, 2).contiguous()
-            k_rot = k_rot.transpose(1, 2).contiguous()
+            q_rot, k_rot = torch.ops.onboard.torch_rope_with_qk_interleaving(q_rot, k_rot, cos, sin, unsqueeze_dim=2)
         else:
-            q_rot, k_rot = apply_rotary_pos_emb(q_rot.transpose(1, 2), k_rot.transpose(1, 2), cos, sin)
+            q_rot, k_rot = torch.ops.onboard.torch_rope_with_explicit_cos_sin(q_rot, k_rot, cos, sin, unsqueeze_dim=2)
 
         attn_output = torch.ops.onboard.torch_mla(
-            q_pass,
-            q_rot.transpose(1, 2),
-            kv_nope.squeeze(2),
-            k_rot.transpose(1, 2),
-            self.kv_b_proj.weight,
-            True,
-            self.scaling,
+            q_pass, q_rot, kv_nope.squeeze(2), k_rot, self.kv_b_proj.weight, scale=self.scaling
         )
 
         attn_output = attn_output.reshape(batch_size, seq_length, -1)
@@ -207,11 +183,11 @@ class DeepseekV3Experts(nn.ModuleList):
         w1 = [expert.gate_proj.weight for expert in self]
         w2 = [expert.down_proj.weight for expert in self]
         w3 = [expert.up_proj.weight for expert in self]
-        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, True, self.act_fn)
+        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn)
 
 
 class DeepseekV3TopkRouter(nn.Module):
-    """Counterpart of the DeepseekV3TopkRouter of transformers."""
+    """Router: the experts of each token, and their weights."""
 
     def __init__(self, config: DeepseekV3Config) -> None:
         super().__init__()
@@ -225,7 +201,7 @@ class DeepseekV3TopkRouter(nn.Module):
         self.norm_topk_prob = config.norm_topk_prob
         self.e_score_correction_bias = nn.Buffer(torch.zeros(self.num_experts))
 
-    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden_states = hidden_states.view(-1, self.hidden_dim)
         router_logits = F.linear(hidden_states.type(torch.float32), self.weight.type(torch.float32))
         scores = router_logits.sigmoid()
@@ -250,7 +226,7 @@ class DeepseekV3TopkRouter(nn.Module):
             denominator = topk_weights.sum(dim=-1, keepdim=True) + 1e-20
             topk_weights /= denominator
         topk_weights = topk_weights * self.routed_scaling_factor
-        return router_logits, topk_weights, topk_indices
+        return topk_weights, topk_indices
 
 
 class DeepseekV3MLP(nn.Module):
@@ -269,7 +245,7 @@ class DeepseekV3MLP(nn.Module):
 
 
 class DeepseekV3MoE(nn.Module):
-    """Counterpart of the DeepseekV3MoE of transformers."""
+    """Mixture of experts and one that all tokens share, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: DeepseekV3Config) -> None:
         super().__init__()
@@ -282,7 +258,7 @@ class DeepseekV3MoE(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         residuals = hidden_states
         orig_shape = hidden_states.shape
-        _, topk_weights, topk_indices = self.gate(hidden_states)
+        topk_weights, topk_indices = self.gate(hidden_states)
         hidden_states = hidden_states.view(-1, hidden_states.shape[-1])
         hidden_states = self.experts(hidden_states, topk_indices, topk_weights).view(*orig_shape)
         return hidden_states + self.shared_experts(residuals)

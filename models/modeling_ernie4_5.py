@@ -56,7 +56,7 @@ class Ernie4_5RotaryEmbedding(nn.Module):
 
 
 class Ernie4_5Attention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Ernie4_5Config) -> None:
         super().__init__()
@@ -76,12 +76,10 @@ class Ernie4_5Attention(nn.Module):
         key_states = self.k_proj(hidden_states).view(hidden_shape)
         value_states = self.v_proj(hidden_states).view(hidden_shape)
         query_states, key_states = torch.ops.onboard.torch_rope_with_complex_freqs(
-            query_states, key_states, position_embeddings, 2
+            query_states, key_states, position_embeddings
         )
 
-        attn_output = torch.ops.onboard.torch_attention(
-            query_states, key_states, value_states, None, 0.0, True, self.scaling, None, None, None, "bsnd"
-        )
+        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=self.scaling)
 
         attn_output = attn_output.reshape(*input_shape, -1)
         return self.o_proj(attn_output)

@@ -63,7 +63,7 @@ class Exaone4RotaryEmbedding(nn.Module):
 
 
 class Exaone4Attention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings and a sliding window, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Exaone4Config, layer_idx: int) -> None:
         super().__init__()
@@ -97,21 +97,15 @@ class Exaone4Attention(nn.Module):
         cos, sin = position_embeddings
         if self.sliding_window is None or self.is_sliding:
             query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
-                query_states, key_states, cos, sin, 2
+                query_states, key_states, cos, sin, unsqueeze_dim=2
             )
 
         attn_output = torch.ops.onboard.torch_attention(
             query_states,
             key_states,
             value_states,
-            None,
-            0.0,
-            True,
-            self.scaling,
-            None,
-            self.sliding_window if self.is_sliding else None,
-            None,
-            "bsnd",
+            scale=self.scaling,
+            sliding_window=self.sliding_window if self.is_sliding else None,
         )
 
         attn_output = attn_output.reshape(*input_shape, -1)

@@ -74,7 +74,7 @@ class Gemma2TextScaledWordEmbedding(nn.Embedding):
 
 
 class Gemma2Attention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings, a sliding window and soft-capped scores."""
 
     def __init__(self, config: Gemma2Config, layer_idx: int) -> None:
         super().__init__()
@@ -109,21 +109,16 @@ class Gemma2Attention(nn.Module):
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
-            query_states, key_states, cos, sin, 2
+            query_states, key_states, cos, sin, unsqueeze_dim=2
         )
 
         attn_output = torch.ops.onboard.torch_attention(
             query_states,
             key_states,
             value_states,
-            None,
-            0.0,
-            True,
-            self.scaling,
-            None,
-            self.sliding_window,
-            self.attn_logit_softcapping,
-            "bsnd",
+            scale=self.scaling,
+            sliding_window=self.sliding_window,
+            logit_cap=self.attn_logit_softcapping,
         )
 
         attn_output = attn_output.reshape(*input_shape, -1)

@@ -66,7 +66,7 @@ class Glm4MoeRotaryEmbedding(nn.Module):
 
 
 class Glm4MoeAttention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Glm4MoeConfig) -> None:
         super().__init__()
@@ -104,12 +104,10 @@ class Glm4MoeAttention(nn.Module):
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
-            query_states, key_states, cos, sin, 2
+            query_states, key_states, cos, sin, unsqueeze_dim=2
         )
 
-        attn_output = torch.ops.onboard.torch_attention(
-            query_states, key_states, value_states, None, 0.0, True, self.scaling, None, None, None, "bsnd"
-        )
+        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=self.scaling)
 
         attn_output = attn_output.reshape(*input_shape, -1)
         return self.o_proj(attn_output)
@@ -141,11 +139,11 @@ class Glm4MoeExperts(nn.ModuleList):
         w1 = [expert.gate_proj.weight for expert in self]
         w2 = [expert.down_proj.weight for expert in self]
         w3 = [expert.up_proj.weight for expert in self]
-        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, True, self.act_fn)
+        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn)
 
 
 class Glm4MoeTopkRouter(nn.Module):
-    """Counterpart of the Glm4MoeTopkRouter of transformers."""
+    """Router: the experts of each token, and their weights."""
 
     def __init__(self, config: Glm4MoeConfig) -> None:
         super().__init__()
@@ -159,7 +157,7 @@ class Glm4MoeTopkRouter(nn.Module):
         self.norm_topk_prob = config.norm_topk_prob
         self.e_score_correction_bias = nn.Buffer(torch.zeros(self.num_experts, dtype=torch.float32))
 
-    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden_states = hidden_states.view(-1, self.hidden_dim)
         router_logits = F.linear(hidden_states.type(torch.float32), self.weight.type(torch.float32))
         scores = router_logits.sigmoid()
@@ -184,7 +182,7 @@ class Glm4MoeTopkRouter(nn.Module):
             denominator = topk_weights.sum(dim=-1, keepdim=True) + 1e-20
             topk_weights /= denominator
         topk_weights = topk_weights * self.routed_scaling_factor
-        return router_logits, topk_weights, topk_indices
+        return topk_weights, topk_indices
 
 
 class Glm4MoeMLP(nn.Module):
@@ -203,7 +201,7 @@ class Glm4MoeMLP(nn.Module):
 
 
 class Glm4MoeMoE(nn.Module):
-    """Counterpart of the Glm4MoeMoE of transformers."""
+    """Mixture of experts and one that all tokens share, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Glm4MoeConfig) -> None:
         super().__init__()
@@ -216,7 +214,7 @@ class Glm4MoeMoE(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         residuals = hidden_states
         orig_shape = hidden_states.shape
-        _, topk_weights, topk_indices = self.gate(hidden_states)
+        topk_weights, topk_indices = self.gate(hidden_states)
         hidden_states = hidden_states.view(-1, hidden_states.shape[-1])
         hidden_states = self.experts(hidden_states, topk_indices, topk_weights).view(*orig_shape)
         return hidden_states + self.shared_experts(residuals)

@@ -62,9 +62,7 @@ class GPT2Attention(nn.Module):
 
         shape_q = (*query_states.shape[:-1], -1, self.head_dim)
         query_states = query_states.view(shape_q)
-        attn_output = torch.ops.onboard.torch_attention(
-            query_states, key_states, value_states, None, 0.0, True, self.scaling, None, None, None, "bsnd"
-        )
+        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=self.scaling)
 
         attn_output = attn_output.reshape(*attn_output.shape[:-2], -1)
         return self.c_proj(attn_output)

@@ -54,9 +54,7 @@ class GPTBigCodeAttention(nn.Module):
                 .split(3 * (self.head_dim,), dim=3)
             )
 
-        attn_output = torch.ops.onboard.torch_attention(
-            query, key, value, None, 0.0, True, self.scaling, None, None, None, "bnsd"
-        )
+        attn_output = torch.ops.onboard.torch_attention(query, key, value, scale=self.scaling, layout="bnsd")
 
         attn_output = attn_output.transpose(1, 2).reshape(*input_shape, -1)
         return self.c_proj(attn_output)

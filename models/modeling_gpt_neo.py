@@ -57,7 +57,7 @@ class GPTNeoSelfAttention(nn.Module):
         causal_mask = self.bias[:, :, key_length - query_length : key_length, :key_length]
 
         return torch.ops.onboard.torch_attention(
-            query.type_as(value), key.type_as(value), value, causal_mask, 0.0, True, 1.0, None, None, None, "bnsd"
+            query.type_as(value), key.type_as(value), value, attn_mask=causal_mask, scale=1.0, layout="bnsd"
         )
 
     def _merge_heads(self, tensor: torch.Tensor, num_heads: int, attn_head_size: int) -> torch.Tensor:

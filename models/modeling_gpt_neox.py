@@ -60,7 +60,7 @@ class GPTNeoXRotaryEmbedding(nn.Module):
 
 
 class GPTNeoXAttention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Causal self-attention with rotary embeddings, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: GPTNeoXConfig) -> None:
         super().__init__()
@@ -81,12 +81,10 @@ class GPTNeoXAttention(nn.Module):
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
-            query_states, key_states, cos, sin, 2
+            query_states, key_states, cos, sin, unsqueeze_dim=2
         )
 
-        attn_output = torch.ops.onboard.torch_attention(
-            query_states, key_states, value_states, None, 0.0, True, self.scaling, None, None, None, "bsnd"
-        )
+        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=self.scaling)
 
         attn_output = attn_output.reshape(*input_shape, -1)
         return self.dense(attn_output)

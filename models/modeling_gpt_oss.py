@@ -79,7 +79,7 @@ class GptOssRotaryEmbedding(nn.Module):
 
 
 class GptOssAttention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with sinks and a sliding window, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: GptOssConfig, layer_idx: int) -> None:
         super().__init__()
@@ -120,14 +120,10 @@ class GptOssAttention(nn.Module):
             query_states,
             key_states,
             value_states.transpose(1, 2),
-            None,
-            0.0,
-            True,
-            self.scaling,
-            self.sinks,
-            self.sliding_window,
-            None,
-            "bnsd",
+            scale=self.scaling,
+            sinks=self.sinks,
+            sliding_window=self.sliding_window,
+            layout="bnsd",
         )
 
         attn_output = attn_output.transpose(1, 2).reshape(*input_shape, -1)
@@ -135,7 +131,7 @@ class GptOssAttention(nn.Module):
 
 
 class GptOssTopKRouter(nn.Module):
-    """Counterpart of the GptOssTopKRouter of transformers."""
+    """Router: the experts of each token, and their weights."""
 
     def __init__(self, config: GptOssConfig) -> None:
         super().__init__()
@@ -143,11 +139,11 @@ class GptOssTopKRouter(nn.Module):
         self.weight = nn.Parameter(torch.zeros(config.num_local_experts, config.hidden_size))
         self.bias = nn.Parameter(torch.zeros(config.num_local_experts))
 
-    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         router_logits = F.linear(hidden_states, self.weight, self.bias)
         router_top_value, router_indices = torch.topk(router_logits, self.top_k, dim=-1)
         router_scores = torch.nn.functional.softmax(router_top_value, dim=1, dtype=router_top_value.dtype)
-        return router_logits, router_scores, router_indices
+        return router_scores, router_indices
 
 
 class GptOssExperts(nn.Module):
@@ -170,11 +166,11 @@ class GptOssExperts(nn.Module):
         self, hidden_states: torch.Tensor, router_indices: torch.Tensor, routing_weights: torch.Tensor
     ) -> torch.Tensor:
         gate_up = self.gate_up_proj.transpose(1, 2)
-        gate, up = (gate_up[:, ::2], gate_up[:, 1::2])
-        w1, w3 = (list(gate.unbind()), list(up.unbind()))
+        gate, up = gate_up[:, ::2], gate_up[:, 1::2]
+        w1, w3 = list(gate.unbind()), list(up.unbind())
         w2 = list(self.down_proj.transpose(1, 2).unbind())
-        gate_bias, up_bias = (self.gate_up_proj_bias[:, ::2], self.gate_up_proj_bias[:, 1::2])
-        b1, b3 = (list(gate_bias.unbind()), list(up_bias.unbind()))
+        gate_bias, up_bias = self.gate_up_proj_bias[:, ::2], self.gate_up_proj_bias[:, 1::2]
+        b1, b3 = list(gate_bias.unbind()), list(up_bias.unbind())
         b2 = list(self.down_proj_bias.unbind())
         return torch.ops.onboard.torch_moe(
             hidden_states,
@@ -183,32 +179,29 @@ class GptOssExperts(nn.Module):
             w1,
             w2,
             w3,
-            True,
-            "silu",
-            b1,
-            b2,
-            b3,
-            self.limit,
-            self.alpha,
-            1.0,
+            w1_bias=b1,
+            w2_bias=b2,
+            w3_bias=b3,
+            limit=self.limit,
+            alpha=self.alpha,
+            up_offset=1.0,
         )
 
 
 class GptOssMLP(nn.Module):
-    """Counterpart of the GptOssMLP of transformers."""
+    """Mixture of experts, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: GptOssConfig) -> None:
         super().__init__()
         self.router = GptOssTopKRouter(config)
         self.experts = GptOssExperts(config)
 
-    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         batch_size, sequence_length, hidden_dim = hidden_states.shape
         hidden_states = hidden_states.reshape(-1, hidden_dim)
-        _, router_scores, router_indices = self.router(hidden_states)
+        router_scores, router_indices = self.router(hidden_states)
         hidden_states = self.experts(hidden_states, router_indices, router_scores)
-        hidden_states = hidden_states.reshape(batch_size, sequence_length, hidden_dim)
-        return hidden_states, router_scores
+        return hidden_states.reshape(batch_size, sequence_length, hidden_dim)
 
 
 class GptOssDecoderLayer(nn.Module):
@@ -231,7 +224,7 @@ class GptOssDecoderLayer(nn.Module):
 
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)
-        hidden_states, _ = self.mlp(hidden_states)
+        hidden_states = self.mlp(hidden_states)
         return residual + hidden_states
 
 

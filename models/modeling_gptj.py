@@ -79,17 +79,7 @@ class GPTJAttention(nn.Module):
 
     def _attn(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return torch.ops.onboard.torch_attention(
-            query.type_as(value),
-            key.type_as(value),
-            value,
-            None,
-            0.0,
-            True,
-            1.0 / self.scale_attn,
-            None,
-            None,
-            None,
-            "bnsd",
+            query.type_as(value), key.type_as(value), value, scale=1.0 / self.scale_attn, layout="bnsd"
         )
 
     def _merge_heads(self, tensor: torch.Tensor, num_attention_heads: int, attn_head_size: int) -> torch.Tensor:

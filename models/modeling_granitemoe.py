@@ -63,7 +63,7 @@ class GraniteMoeRotaryEmbedding(nn.Module):
 
 
 class GraniteMoeAttention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: GraniteMoeConfig) -> None:
         super().__init__()
@@ -95,30 +95,28 @@ class GraniteMoeAttention(nn.Module):
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
-            query_states, key_states, cos, sin, 2
+            query_states, key_states, cos, sin, unsqueeze_dim=2
         )
 
-        attn_output = torch.ops.onboard.torch_attention(
-            query_states, key_states, value_states, None, 0.0, True, self.scaling, None, None, None, "bsnd"
-        )
+        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=self.scaling)
 
         attn_output = attn_output.reshape(*input_shape, -1)
         return self.o_proj(attn_output)
 
 
 class GraniteMoeTopKRouter(nn.Module):
-    """Counterpart of the GraniteMoeTopKRouter of transformers."""
+    """Router: the experts of each token, and their weights."""
 
     def __init__(self, config: GraniteMoeConfig) -> None:
         super().__init__()
         self.top_k = config.num_experts_per_tok
         self.weight = nn.Parameter(torch.empty(config.num_local_experts, config.hidden_size))
 
-    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         router_logits = F.linear(hidden_states, self.weight).float()
         top_k_logits, top_k_index = router_logits.topk(self.top_k, dim=-1)
         top_k_weights = torch.softmax(top_k_logits, dim=-1).type_as(hidden_states)
-        return router_logits, top_k_weights, top_k_index
+        return top_k_weights, top_k_index
 
 
 class GraniteMoeExperts(nn.Module):
@@ -138,13 +136,13 @@ class GraniteMoeExperts(nn.Module):
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         gate, up = self.gate_up_proj.chunk(2, dim=1)
-        w1, w3 = (list(gate.unbind()), list(up.unbind()))
+        w1, w3 = list(gate.unbind()), list(up.unbind())
         w2 = list(self.down_proj.unbind())
-        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, True, self.act_fn)
+        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn)
 
 
 class GraniteMoeMoE(nn.Module):
-    """Counterpart of the GraniteMoeMoE of transformers."""
+    """Mixture of experts, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: GraniteMoeConfig) -> None:
         super().__init__()
@@ -155,7 +153,7 @@ class GraniteMoeMoE(nn.Module):
     def forward(self, layer_input: torch.Tensor) -> torch.Tensor:
         bsz, length, emb_size = layer_input.size()
         hidden_states = layer_input.reshape(-1, emb_size)
-        _, top_k_weights, top_k_index = self.router(hidden_states)
+        top_k_weights, top_k_index = self.router(hidden_states)
         layer_output = self.experts(hidden_states, top_k_index, top_k_weights)
         return layer_output.view(bsz, length, self.input_size)
 

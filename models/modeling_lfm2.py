@@ -63,7 +63,7 @@ class Lfm2RotaryEmbedding(nn.Module):
 
 
 class Lfm2Attention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Lfm2Config) -> None:
         super().__init__()
@@ -88,18 +88,16 @@ class Lfm2Attention(nn.Module):
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
-            query_states, key_states, cos, sin, 2
+            query_states, key_states, cos, sin, unsqueeze_dim=2
         )
 
-        attn_output = torch.ops.onboard.torch_attention(
-            query_states, key_states, value_states, None, 0.0, True, self.scaling, None, None, None, "bsnd"
-        )
+        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=self.scaling)
         attn_output = attn_output.reshape(*input_shape, -1)
         return self.out_proj(attn_output)
 
 
 class Lfm2ShortConv(nn.Module):
-    """Counterpart of the Lfm2ShortConv of transformers."""
+    """Short convolution mixer, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Lfm2Config) -> None:
         super().__init__()
@@ -120,15 +118,7 @@ class Lfm2ShortConv(nn.Module):
         hidden_states = B * x
 
         hidden_states = torch.ops.onboard.torch_causal_conv1d(
-            hidden_states.transpose(1, 2),
-            self.conv.weight,
-            self.conv.bias,
-            1,
-            self.conv.weight.shape[-1] - 1,
-            1,
-            self.conv.weight.shape[0],
-            "zeros",
-            None,
+            hidden_states.transpose(1, 2), self.conv.weight, bias=self.conv.bias
         )
 
         y = C * hidden_states.transpose(1, 2)

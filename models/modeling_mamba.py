@@ -27,7 +27,7 @@ class MambaRMSNorm(nn.Module):
 
 
 class MambaMixer(nn.Module):
-    """Counterpart of the MambaMixer of transformers."""
+    """Selective state-space mixer (Mamba), [batch, seq, hidden] to the same."""
 
     def __init__(self, config: MambaConfig) -> None:
         super().__init__()
@@ -61,15 +61,7 @@ class MambaMixer(nn.Module):
         hidden_states_B_C, gate = projected_states.transpose(1, 2).chunk(2, dim=1)
 
         hidden_states_B_C = torch.ops.onboard.torch_causal_conv1d(
-            hidden_states_B_C.transpose(1, 2),
-            self.conv1d.weight,
-            self.conv1d.bias,
-            1,
-            self.conv1d.weight.shape[-1] - 1,
-            1,
-            self.conv1d.weight.shape[0],
-            "zeros",
-            self.activation,
+            hidden_states_B_C.transpose(1, 2), self.conv1d.weight, bias=self.conv1d.bias, activation=self.activation
         )
         time_step, B, C = torch.split(
             self.x_proj(hidden_states_B_C), (self.time_step_rank, self.ssm_state_size, self.ssm_state_size), dim=-1
@@ -78,7 +70,14 @@ class MambaMixer(nn.Module):
         time_step = self.dt_proj.weight @ time_step.transpose(1, 2)
         time_proj_bias = self.dt_proj.bias.float()
         scan_output = torch.ops.onboard.torch_selective_scan(
-            hidden_states_B_C, time_step.transpose(1, 2), A, B, C, self.D.float(), gate.transpose(1, 2), time_proj_bias
+            hidden_states_B_C,
+            time_step.transpose(1, 2),
+            A,
+            B,
+            C,
+            D=self.D.float(),
+            z=gate.transpose(1, 2),
+            dt_bias=time_proj_bias,
         )
 
         return self.out_proj(scan_output.to(dtype))
@@ -104,7 +103,7 @@ class MambaBlock(nn.Module):
 
 
 class MambaModel(nn.Module):
-    """Counterpart of the MambaModel of transformers."""
+    """Embedding, decoder layers and final norm."""
 
     def __init__(self, config: MambaConfig) -> None:
         super().__init__()
@@ -113,6 +112,7 @@ class MambaModel(nn.Module):
         self.norm_f = MambaRMSNorm(config.hidden_size, eps=config.layer_norm_epsilon)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` [batch, seq]."""
         hidden_states = self.embeddings(input_ids)
         for mixer_block in self.layers:
             hidden_states = mixer_block(hidden_states)

@@ -37,12 +37,12 @@ class MambaRMSNormGated(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         return torch.ops.onboard.torch_rmsnorm_gated(
-            hidden_states, self.weight, gate, self.variance_epsilon, self.group_size, False
+            hidden_states, self.weight, gate, self.variance_epsilon, self.group_size
         )
 
 
 class Mamba2Mixer(nn.Module):
-    """Counterpart of the Mamba2Mixer of transformers."""
+    """State-space mixer (Mamba 2), [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Mamba2Config) -> None:
         super().__init__()
@@ -92,15 +92,7 @@ class Mamba2Mixer(nn.Module):
         )
 
         hidden_states_B_C = torch.ops.onboard.torch_causal_conv1d(
-            hidden_states_B_C,
-            self.conv1d.weight,
-            self.conv1d.bias,
-            1,
-            self.conv1d.weight.shape[-1] - 1,
-            1,
-            self.conv1d.weight.shape[0],
-            "zeros",
-            self.activation,
+            hidden_states_B_C, self.conv1d.weight, bias=self.conv1d.bias, activation=self.activation
         )
         hidden_states, B, C = torch.split(
             hidden_states_B_C,
@@ -146,7 +138,7 @@ class Mamba2Block(nn.Module):
 
 
 class Mamba2Model(nn.Module):
-    """Counterpart of the Mamba2Model of transformers."""
+    """Embedding, decoder layers and final norm."""
 
     def __init__(self, config: Mamba2Config) -> None:
         super().__init__()
@@ -155,6 +147,7 @@ class Mamba2Model(nn.Module):
         self.norm_f = Mamba2RMSNorm(config.hidden_size, eps=config.layer_norm_epsilon)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return the final hidden states [batch, seq, hidden] of `input_ids` [batch, seq]."""
         hidden_states = self.embeddings(input_ids)
         for mixer_block in self.layers:
             hidden_states = mixer_block(hidden_states)

@@ -63,7 +63,7 @@ class MixtralRotaryEmbedding(nn.Module):
 
 
 class MixtralAttention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings and a sliding window, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: MixtralConfig) -> None:
         super().__init__()
@@ -87,21 +87,11 @@ class MixtralAttention(nn.Module):
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
-            query_states, key_states, cos, sin, 2
+            query_states, key_states, cos, sin, unsqueeze_dim=2
         )
 
         attn_output = torch.ops.onboard.torch_attention(
-            query_states,
-            key_states,
-            value_states,
-            None,
-            0.0,
-            True,
-            self.scaling,
-            None,
-            self.config.sliding_window,
-            None,
-            "bsnd",
+            query_states, key_states, value_states, scale=self.scaling, sliding_window=self.config.sliding_window
         )
 
         attn_output = attn_output.reshape(*input_shape, -1)
@@ -109,7 +99,7 @@ class MixtralAttention(nn.Module):
 
 
 class MixtralTopKRouter(nn.Module):
-    """Counterpart of the MixtralTopKRouter of transformers."""
+    """Router: the experts of each token, and their weights."""
 
     def __init__(self, config: MixtralConfig) -> None:
         super().__init__()
@@ -117,13 +107,13 @@ class MixtralTopKRouter(nn.Module):
         self.hidden_dim = config.hidden_size
         self.weight = nn.Parameter(torch.empty(config.num_local_experts, self.hidden_dim))
 
-    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden_states = hidden_states.reshape(-1, self.hidden_dim)
         router_logits = F.linear(hidden_states, self.weight)
         router_probs = torch.nn.functional.softmax(router_logits.float(), dim=-1)
         router_top_value, router_indices = torch.topk(router_probs, self.top_k, dim=-1)
         router_top_value /= router_top_value.sum(dim=-1, keepdim=True)
-        return router_logits, router_top_value, router_indices
+        return router_top_value, router_indices
 
 
 class MixtralExpert(nn.Module):
@@ -152,11 +142,11 @@ class MixtralExperts(nn.ModuleList):
         w1 = [expert.w1.weight for expert in self]
         w2 = [expert.w2.weight for expert in self]
         w3 = [expert.w3.weight for expert in self]
-        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, True, self.act_fn)
+        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn)
 
 
 class MixtralSparseMoeBlock(nn.Module):
-    """Counterpart of the MixtralSparseMoeBlock of transformers."""
+    """Mixture of experts, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: MixtralConfig) -> None:
         super().__init__()
@@ -166,7 +156,7 @@ class MixtralSparseMoeBlock(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         batch_size, sequence_length, hidden_dim = hidden_states.shape
         hidden_states = hidden_states.view(-1, hidden_states.shape[-1])
-        _, top_k_weights, top_k_index = self.gate(hidden_states)
+        top_k_weights, top_k_index = self.gate(hidden_states)
         hidden_states = self.experts(hidden_states, top_k_index, top_k_weights)
         return hidden_states.reshape(batch_size, sequence_length, hidden_dim)
 

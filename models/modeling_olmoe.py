@@ -63,7 +63,7 @@ class OlmoeRotaryEmbedding(nn.Module):
 
 
 class OlmoeAttention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings and a sliding window, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: OlmoeConfig) -> None:
         super().__init__()
@@ -108,21 +108,15 @@ class OlmoeAttention(nn.Module):
         value_states = value_states.view(*hidden_shape)
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
-            query_states, key_states, cos, sin, 2
+            query_states, key_states, cos, sin, unsqueeze_dim=2
         )
 
         attn_output = torch.ops.onboard.torch_attention(
             query_states,
             key_states,
             value_states,
-            None,
-            0.0,
-            True,
-            self.scaling,
-            None,
-            getattr(self.config, "sliding_window", None),
-            None,
-            "bsnd",
+            scale=self.scaling,
+            sliding_window=getattr(self.config, "sliding_window", None),
         )
 
         attn_output = attn_output.reshape(*input_shape, -1)
@@ -130,7 +124,7 @@ class OlmoeAttention(nn.Module):
 
 
 class OlmoeTopKRouter(nn.Module):
-    """Counterpart of the OlmoeTopKRouter of transformers."""
+    """Router: the experts of each token, and their weights."""
 
     def __init__(self, config: OlmoeConfig) -> None:
         super().__init__()
@@ -139,7 +133,7 @@ class OlmoeTopKRouter(nn.Module):
         self.hidden_dim = config.hidden_size
         self.weight = nn.Parameter(torch.zeros(config.num_experts, self.hidden_dim))
 
-    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden_states = hidden_states.reshape(-1, self.hidden_dim)
         router_logits = F.linear(hidden_states, self.weight)
         router_probs = torch.nn.functional.softmax(router_logits, dtype=torch.float, dim=-1)
@@ -147,7 +141,7 @@ class OlmoeTopKRouter(nn.Module):
         if self.norm_topk_prob:
             router_top_value /= router_top_value.sum(dim=-1, keepdim=True)
         router_scores = router_top_value.to(router_logits.dtype)
-        return router_logits, router_scores, router_indices
+        return router_scores, router_indices
 
 
 class OlmoeExpert(nn.Module):
@@ -174,11 +168,11 @@ class OlmoeExperts(nn.ModuleList):
         w1 = [expert.gate_proj.weight for expert in self]
         w2 = [expert.down_proj.weight for expert in self]
         w3 = [expert.up_proj.weight for expert in self]
-        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, True, self.act_fn)
+        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn)
 
 
 class OlmoeSparseMoeBlock(nn.Module):
-    """Counterpart of the OlmoeSparseMoeBlock of transformers."""
+    """Mixture of experts, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: OlmoeConfig) -> None:
         super().__init__()
@@ -188,7 +182,7 @@ class OlmoeSparseMoeBlock(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         batch_size, sequence_length, hidden_dim = hidden_states.shape
         hidden_states = hidden_states.view(-1, hidden_dim)
-        _, top_k_weights, top_k_index = self.gate(hidden_states)
+        top_k_weights, top_k_index = self.gate(hidden_states)
         return self.experts(hidden_states, top_k_index, top_k_weights).reshape(batch_size, sequence_length, hidden_dim)
 
 

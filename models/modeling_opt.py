@@ -58,9 +58,7 @@ class OPTAttention(nn.Module):
         key_states = key_states.view(bsz, -1, self.num_heads, self.head_dim)
         value_states = value_states.view(bsz, -1, self.num_heads, self.head_dim)
 
-        attn_output = torch.ops.onboard.torch_attention(
-            query_states, key_states, value_states, None, 0.0, True, 1.0, None, None, None, "bsnd"
-        )
+        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=1.0)
 
         attn_output = attn_output.reshape(bsz, tgt_len, -1)
         return self.out_proj(attn_output)

@@ -60,7 +60,7 @@ class PhiRotaryEmbedding(nn.Module):
 
 
 class PhiAttention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: PhiConfig) -> None:
         super().__init__()
@@ -99,23 +99,15 @@ class PhiAttention(nn.Module):
         query_pass = query_states[..., self.rotary_ndims :]
         key_rot = key_states[..., : self.rotary_ndims]
         key_pass = key_states[..., self.rotary_ndims :]
-        query_rot, key_rot = torch.ops.onboard.torch_rope_with_explicit_cos_sin(query_rot, key_rot, cos, sin, 2)
+        query_rot, key_rot = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
+            query_rot, key_rot, cos, sin, unsqueeze_dim=2
+        )
 
         query_states = torch.cat((query_rot.transpose(1, 2), query_pass.transpose(1, 2)), dim=-1)
         key_states = torch.cat((key_rot.transpose(1, 2), key_pass.transpose(1, 2)), dim=-1)
 
         attn_output = torch.ops.onboard.torch_attention(
-            query_states,
-            key_states,
-            value_states.transpose(1, 2),
-            None,
-            0.0,
-            True,
-            self.scaling,
-            None,
-            None,
-            None,
-            "bnsd",
+            query_states, key_states, value_states.transpose(1, 2), scale=self.scaling, layout="bnsd"
         )
 
         attn_output = attn_output.transpose(1, 2).reshape(*input_shape, -1)

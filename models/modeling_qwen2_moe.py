@@ -64,7 +64,7 @@ class Qwen2MoeRotaryEmbedding(nn.Module):
 
 
 class Qwen2MoeAttention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Qwen2MoeConfig) -> None:
         super().__init__()
@@ -88,19 +88,17 @@ class Qwen2MoeAttention(nn.Module):
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
-            query_states, key_states, cos, sin, 2
+            query_states, key_states, cos, sin, unsqueeze_dim=2
         )
 
-        attn_output = torch.ops.onboard.torch_attention(
-            query_states, key_states, value_states, None, 0.0, True, self.scaling, None, None, None, "bsnd"
-        )
+        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=self.scaling)
 
         attn_output = attn_output.reshape(*input_shape, -1)
         return self.o_proj(attn_output)
 
 
 class Qwen2MoeTopKRouter(nn.Module):
-    """Counterpart of the Qwen2MoeTopKRouter of transformers."""
+    """Router: the experts of each token, and their weights."""
 
     def __init__(self, config: Qwen2MoeConfig) -> None:
         super().__init__()
@@ -109,7 +107,7 @@ class Qwen2MoeTopKRouter(nn.Module):
         self.hidden_dim = config.hidden_size
         self.weight = nn.Parameter(torch.zeros(config.num_experts, self.hidden_dim))
 
-    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden_states = hidden_states.reshape(-1, self.hidden_dim)
         router_logits = F.linear(hidden_states, self.weight)
         router_probs = torch.nn.functional.softmax(router_logits, dtype=torch.float, dim=-1)
@@ -117,7 +115,7 @@ class Qwen2MoeTopKRouter(nn.Module):
         if self.norm_topk_prob:
             router_top_value /= router_top_value.sum(dim=-1, keepdim=True)
         router_scores = router_top_value.to(router_logits.dtype)
-        return router_logits, router_scores, router_indices
+        return router_scores, router_indices
 
 
 class Qwen2MoeExpert(nn.Module):
@@ -144,7 +142,7 @@ class Qwen2MoeExperts(nn.ModuleList):
         w1 = [expert.gate_proj.weight for expert in self]
         w2 = [expert.down_proj.weight for expert in self]
         w3 = [expert.up_proj.weight for expert in self]
-        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, True, self.act_fn)
+        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn)
 
 
 class Qwen2MoeMLP(nn.Module):
@@ -152,7 +150,6 @@ class Qwen2MoeMLP(nn.Module):
 
     def __init__(self, config: Qwen2MoeConfig, intermediate_size: int) -> None:
         super().__init__()
-        intermediate_size = config.intermediate_size if intermediate_size is None else intermediate_size
         self.gate_proj = nn.Linear(config.hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, config.hidden_size, bias=False)
@@ -163,7 +160,7 @@ class Qwen2MoeMLP(nn.Module):
 
 
 class Qwen2MoeSparseMoeBlock(nn.Module):
-    """Counterpart of the Qwen2MoeSparseMoeBlock of transformers."""
+    """Mixture of experts and one that all tokens share, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Qwen2MoeConfig) -> None:
         super().__init__()
@@ -176,7 +173,7 @@ class Qwen2MoeSparseMoeBlock(nn.Module):
         batch_size, sequence_length, hidden_dim = hidden_states.shape
         hidden_states_reshaped = hidden_states.view(-1, hidden_dim)
         shared_expert_output = self.shared_expert(hidden_states_reshaped)
-        _, routing_weights, selected_experts = self.gate(hidden_states_reshaped)
+        routing_weights, selected_experts = self.gate(hidden_states_reshaped)
         expert_output = self.experts(hidden_states_reshaped, selected_experts, routing_weights)
 
         shared_expert_output = F.sigmoid(self.shared_expert_gate(hidden_states_reshaped)) * shared_expert_output
@@ -191,8 +188,10 @@ class Qwen2MoeDecoderLayer(nn.Module):
     def __init__(self, config: Qwen2MoeConfig, layer_idx: int) -> None:
         super().__init__()
         self.self_attn = Qwen2MoeAttention(config)
-        if layer_idx not in config.mlp_only_layers and (
-            config.num_experts > 0 and (layer_idx + 1) % config.decoder_sparse_step == 0
+        if (
+            layer_idx not in config.mlp_only_layers
+            and config.num_experts > 0
+            and ((layer_idx + 1) % config.decoder_sparse_step == 0)
         ):
             self.mlp = Qwen2MoeSparseMoeBlock(config)
         else:

@@ -64,7 +64,7 @@ class Qwen3MoeRotaryEmbedding(nn.Module):
 
 
 class Qwen3MoeAttention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings and a sliding window, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Qwen3MoeConfig) -> None:
         super().__init__()
@@ -99,21 +99,11 @@ class Qwen3MoeAttention(nn.Module):
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
-            query_states, key_states, cos, sin, 2
+            query_states, key_states, cos, sin, unsqueeze_dim=2
         )
 
         attn_output = torch.ops.onboard.torch_attention(
-            query_states,
-            key_states,
-            value_states,
-            None,
-            0.0,
-            True,
-            self.scaling,
-            None,
-            self.sliding_window,
-            None,
-            "bsnd",
+            query_states, key_states, value_states, scale=self.scaling, sliding_window=self.sliding_window
         )
 
         attn_output = attn_output.reshape(*input_shape, -1)
@@ -144,11 +134,11 @@ class Qwen3MoeExperts(nn.ModuleList):
         w1 = [expert.gate_proj.weight for expert in self]
         w2 = [expert.down_proj.weight for expert in self]
         w3 = [expert.up_proj.weight for expert in self]
-        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, True, self.act_fn)
+        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn)
 
 
 class Qwen3MoeTopKRouter(nn.Module):
-    """Counterpart of the Qwen3MoeTopKRouter of transformers."""
+    """Router: the experts of each token, and their weights."""
 
     def __init__(self, config: Qwen3MoeConfig) -> None:
         super().__init__()
@@ -157,7 +147,7 @@ class Qwen3MoeTopKRouter(nn.Module):
         self.hidden_dim = config.hidden_size
         self.weight = nn.Parameter(torch.zeros(config.num_experts, self.hidden_dim))
 
-    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden_states = hidden_states.reshape(-1, self.hidden_dim)
         router_logits = F.linear(hidden_states, self.weight)
         router_probs = torch.nn.functional.softmax(router_logits, dtype=torch.float, dim=-1)
@@ -165,11 +155,11 @@ class Qwen3MoeTopKRouter(nn.Module):
         if self.norm_topk_prob:
             router_top_value /= router_top_value.sum(dim=-1, keepdim=True)
         router_scores = router_top_value.to(router_logits.dtype)
-        return router_logits, router_scores, router_indices
+        return router_scores, router_indices
 
 
 class Qwen3MoeSparseMoeBlock(nn.Module):
-    """Counterpart of the Qwen3MoeSparseMoeBlock of transformers."""
+    """Mixture of experts, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Qwen3MoeConfig) -> None:
         super().__init__()
@@ -179,17 +169,16 @@ class Qwen3MoeSparseMoeBlock(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         batch_size, sequence_length, hidden_dim = hidden_states.shape
         hidden_states_reshaped = hidden_states.view(-1, hidden_dim)
-        _, routing_weights, selected_experts = self.gate(hidden_states_reshaped)
+        routing_weights, selected_experts = self.gate(hidden_states_reshaped)
         final_hidden_states = self.experts(hidden_states_reshaped, selected_experts, routing_weights)
         return final_hidden_states.reshape(batch_size, sequence_length, hidden_dim)
 
 
 class Qwen3MoeMLP(nn.Module):
-    """Counterpart of the Qwen3MoeMLP of transformers."""
+    """Feed-forward network, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Qwen3MoeConfig, intermediate_size: int) -> None:
         super().__init__()
-        intermediate_size = config.intermediate_size if intermediate_size is None else intermediate_size
         self.gate_proj = nn.Linear(config.hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, config.hidden_size, bias=False)
@@ -205,8 +194,10 @@ class Qwen3MoeDecoderLayer(nn.Module):
     def __init__(self, config: Qwen3MoeConfig, layer_idx: int) -> None:
         super().__init__()
         self.self_attn = Qwen3MoeAttention(config)
-        if layer_idx not in config.mlp_only_layers and (
-            config.num_experts > 0 and (layer_idx + 1) % config.decoder_sparse_step == 0
+        if (
+            layer_idx not in config.mlp_only_layers
+            and config.num_experts > 0
+            and ((layer_idx + 1) % config.decoder_sparse_step == 0)
         ):
             self.mlp = Qwen3MoeSparseMoeBlock(config)
         else:

@@ -75,12 +75,12 @@ class Qwen3NextRMSNormGated(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         return torch.ops.onboard.torch_rmsnorm_gated(
-            hidden_states, self.weight, gate, self.variance_epsilon, self.weight.shape[0], True
+            hidden_states, self.weight, gate, self.variance_epsilon, self.weight.shape[0], norm_before_gate=True
         )
 
 
 class Qwen3NextGatedDeltaNet(nn.Module):
-    """Counterpart of the Qwen3NextGatedDeltaNet of transformers."""
+    """Gated delta rule mixer, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Qwen3NextConfig) -> None:
         super().__init__()
@@ -108,9 +108,7 @@ class Qwen3NextGatedDeltaNet(nn.Module):
         self.in_proj_ba = nn.Linear(config.hidden_size, projection_size_ba, bias=False)
 
         self.dt_bias = nn.Parameter(torch.ones(self.num_v_heads))
-
-        A = torch.empty(self.num_v_heads).uniform_(0.01, 16)
-        self.A_log = nn.Parameter(torch.log(A))
+        self.A_log = nn.Parameter(torch.empty(self.num_v_heads))
 
         self.norm = Qwen3NextRMSNormGated(self.head_v_dim, eps=config.rms_norm_eps)
         self.out_proj = nn.Linear(self.value_dim, config.hidden_size, bias=False)
@@ -157,17 +155,7 @@ class Qwen3NextGatedDeltaNet(nn.Module):
 
         mixed_qkv = torch.cat((query, key, value), dim=-1)
 
-        mixed_qkv = torch.ops.onboard.torch_causal_conv1d(
-            mixed_qkv,
-            self.conv1d.weight,
-            self.conv1d.bias,
-            1,
-            self.conv1d.weight.shape[-1] - 1,
-            1,
-            self.conv1d.weight.shape[0],
-            "zeros",
-            self.activation,
-        )
+        mixed_qkv = torch.ops.onboard.torch_causal_conv1d(mixed_qkv, self.conv1d.weight, activation=self.activation)
         query, key, value = torch.split(mixed_qkv, (self.key_dim, self.key_dim, self.value_dim), dim=-1)
         query = query.reshape(query.shape[0], query.shape[1], -1, self.head_k_dim)
         key = key.reshape(key.shape[0], key.shape[1], -1, self.head_k_dim)
@@ -175,7 +163,9 @@ class Qwen3NextGatedDeltaNet(nn.Module):
 
         beta = b.sigmoid()
         g = -self.A_log.float().exp() * F.softplus(a.float() + self.dt_bias)
-        core_attn_out = torch.ops.onboard.torch_gated_delta_rule(query, key, value, g, beta, None, True)
+        core_attn_out = torch.ops.onboard.torch_gated_delta_rule(
+            query, key, value, g, beta, use_qk_l2norm_in_kernel=True
+        )
 
         z_shape_og = z.shape
         core_attn_out = core_attn_out.reshape(-1, core_attn_out.shape[-1])
@@ -188,7 +178,7 @@ class Qwen3NextGatedDeltaNet(nn.Module):
 
 
 class Qwen3NextAttention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Qwen3NextConfig) -> None:
         super().__init__()
@@ -226,12 +216,10 @@ class Qwen3NextAttention(nn.Module):
 
         cos, sin = position_embeddings
         query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
-            query_states, key_states, cos, sin, 2
+            query_states, key_states, cos, sin, unsqueeze_dim=2
         )
 
-        attn_output = torch.ops.onboard.torch_attention(
-            query_states, key_states, value_states, None, 0.0, True, self.scaling, None, None, None, "bsnd"
-        )
+        attn_output = torch.ops.onboard.torch_attention(query_states, key_states, value_states, scale=self.scaling)
 
         attn_output = attn_output.reshape(*input_shape, -1)
         attn_output = attn_output * torch.sigmoid(gate)
@@ -240,7 +228,7 @@ class Qwen3NextAttention(nn.Module):
 
 
 class Qwen3NextTopKRouter(nn.Module):
-    """Counterpart of the Qwen3NextTopKRouter of transformers."""
+    """Router: the experts of each token, and their weights."""
 
     def __init__(self, config: Qwen3NextConfig) -> None:
         super().__init__()
@@ -249,7 +237,7 @@ class Qwen3NextTopKRouter(nn.Module):
         self.hidden_dim = config.hidden_size
         self.weight = nn.Parameter(torch.zeros(config.num_experts, self.hidden_dim))
 
-    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden_states = hidden_states.reshape(-1, self.hidden_dim)
         router_logits = F.linear(hidden_states, self.weight)
         router_probs = torch.nn.functional.softmax(router_logits, dtype=torch.float, dim=-1)
@@ -257,7 +245,7 @@ class Qwen3NextTopKRouter(nn.Module):
         if self.norm_topk_prob:
             router_top_value /= router_top_value.sum(dim=-1, keepdim=True)
         router_scores = router_top_value.to(router_logits.dtype)
-        return router_logits, router_scores, router_indices
+        return router_scores, router_indices
 
 
 class Qwen3NextExpert(nn.Module):
@@ -286,7 +274,7 @@ class Qwen3NextExperts(nn.ModuleList):
         w1 = [expert.gate_proj.weight for expert in self]
         w2 = [expert.down_proj.weight for expert in self]
         w3 = [expert.up_proj.weight for expert in self]
-        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, True, self.act_fn)
+        return torch.ops.onboard.torch_moe(hidden_states, top_k_index, top_k_weights, w1, w2, w3, act_fn=self.act_fn)
 
 
 class Qwen3NextMLP(nn.Module):
@@ -294,7 +282,6 @@ class Qwen3NextMLP(nn.Module):
 
     def __init__(self, config: Qwen3NextConfig, intermediate_size: int) -> None:
         super().__init__()
-        intermediate_size = config.intermediate_size if intermediate_size is None else intermediate_size
         self.gate_proj = nn.Linear(config.hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, config.hidden_size, bias=False)
@@ -305,7 +292,7 @@ class Qwen3NextMLP(nn.Module):
 
 
 class Qwen3NextSparseMoeBlock(nn.Module):
-    """Counterpart of the Qwen3NextSparseMoeBlock of transformers."""
+    """Mixture of experts and one that all tokens share, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Qwen3NextConfig) -> None:
         super().__init__()
@@ -318,7 +305,7 @@ class Qwen3NextSparseMoeBlock(nn.Module):
         batch_size, sequence_length, hidden_dim = hidden_states.shape
         hidden_states_reshaped = hidden_states.view(-1, hidden_dim)
         shared_expert_output = self.shared_expert(hidden_states_reshaped)
-        _, routing_weights, selected_experts = self.gate(hidden_states_reshaped)
+        routing_weights, selected_experts = self.gate(hidden_states_reshaped)
         expert_output = self.experts(hidden_states_reshaped, selected_experts, routing_weights)
 
         shared_expert_output = F.sigmoid(self.shared_expert_gate(hidden_states_reshaped)) * shared_expert_output
@@ -335,12 +322,13 @@ class Qwen3NextDecoderLayer(nn.Module):
         self.block_type = config.layer_types[layer_idx]
         if self.block_type == "linear_attention":
             self.linear_attn = Qwen3NextGatedDeltaNet(config)
-        else:
-            if self.block_type == "full_attention":
-                self.self_attn = Qwen3NextAttention(config)
+        elif self.block_type == "full_attention":
+            self.self_attn = Qwen3NextAttention(config)
 
-        if layer_idx not in config.mlp_only_layers and (
-            config.num_experts > 0 and (layer_idx + 1) % config.decoder_sparse_step == 0
+        if (
+            layer_idx not in config.mlp_only_layers
+            and config.num_experts > 0
+            and ((layer_idx + 1) % config.decoder_sparse_step == 0)
         ):
             self.mlp = Qwen3NextSparseMoeBlock(config)
         else:
@@ -358,9 +346,8 @@ class Qwen3NextDecoderLayer(nn.Module):
 
         if self.block_type == "linear_attention":
             hidden_states = self.linear_attn(hidden_states)
-        else:
-            if self.block_type == "full_attention":
-                hidden_states = self.self_attn(hidden_states, position_embeddings)
+        elif self.block_type == "full_attention":
+            hidden_states = self.self_attn(hidden_states, position_embeddings)
 
         hidden_states = residual + hidden_states
 

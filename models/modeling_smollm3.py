@@ -63,7 +63,7 @@ class SmolLM3RotaryEmbedding(nn.Module):
 
 
 class SmolLM3Attention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings and a sliding window, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: SmolLM3Config, layer_idx: int) -> None:
         super().__init__()
@@ -103,21 +103,11 @@ class SmolLM3Attention(nn.Module):
         if self.use_rope:
             cos, sin = position_embeddings
             query_states, key_states = torch.ops.onboard.torch_rope_with_explicit_cos_sin(
-                query_states, key_states, cos, sin, 2
+                query_states, key_states, cos, sin, unsqueeze_dim=2
             )
 
         attn_output = torch.ops.onboard.torch_attention(
-            query_states,
-            key_states,
-            value_states,
-            None,
-            0.0,
-            True,
-            self.scaling,
-            None,
-            self.sliding_window,
-            None,
-            "bsnd",
+            query_states, key_states, value_states, scale=self.scaling, sliding_window=self.sliding_window
         )
 
         attn_output = attn_output.reshape(*input_shape, -1)

@@ -72,7 +72,7 @@ class StableLmLayerNormPerHead(nn.Module):
 
 
 class StableLmAttention(nn.Module):
-    """Causal self-attention, [batch, seq, hidden] to the same."""
+    """Grouped-query attention with rotary embeddings, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: StableLmConfig) -> None:
         super().__init__()
@@ -119,23 +119,13 @@ class StableLmAttention(nn.Module):
         query_pass = query_states[..., self.rotary_ndims :]
         key_rot = key_states[..., : self.rotary_ndims]
         key_pass = key_states[..., self.rotary_ndims :]
-        query_rot, key_rot = torch.ops.onboard.torch_rope_with_explicit_cos_sin(query_rot, key_rot, cos, sin, 1)
+        query_rot, key_rot = torch.ops.onboard.torch_rope_with_explicit_cos_sin(query_rot, key_rot, cos, sin)
 
         query_states = torch.cat((query_rot, query_pass), dim=-1)
         key_states = torch.cat((key_rot, key_pass), dim=-1)
 
         attn_output = torch.ops.onboard.torch_attention(
-            query_states,
-            key_states,
-            value_states.transpose(1, 2),
-            None,
-            0.0,
-            True,
-            self.scaling,
-            None,
-            None,
-            None,
-            "bnsd",
+            query_states, key_states, value_states.transpose(1, 2), scale=self.scaling, layout="bnsd"
         )
 
         attn_output = attn_output.transpose(1, 2).reshape(bsz, q_len, -1)
