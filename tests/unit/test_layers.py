@@ -22,6 +22,7 @@ FLOORS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("verify",), ("review",), ("testing",)),
     (("codegen",),),
     (("codegen.translate.output",),),
+    (("codegen.tidy",),),
     (("codegen.translate.mechanisms",),),
     (("codegen.translate.language",),),
     (("analysis",),),
