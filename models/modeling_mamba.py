@@ -27,7 +27,7 @@ class MambaRMSNorm(nn.Module):
 
 
 class MambaMixer(nn.Module):
-    """Selective state-space mixer (Mamba), [batch, seq, hidden] to the same."""
+    """Selective state-space mixer, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: MambaConfig) -> None:
         super().__init__()

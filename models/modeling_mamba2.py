@@ -42,7 +42,7 @@ class MambaRMSNormGated(nn.Module):
 
 
 class Mamba2Mixer(nn.Module):
-    """State-space mixer (Mamba 2), [batch, seq, hidden] to the same."""
+    """State-space mixer with one decay a head, [batch, seq, hidden] to the same."""
 
     def __init__(self, config: Mamba2Config) -> None:
         super().__init__()

@@ -10,12 +10,12 @@ _MIXERS = {
     "torch_gated_delta_rule": "Gated delta rule mixer",
     "torch_delta_rule": "Delta rule mixer",
     "torch_kda": "Delta rule mixer with a decay for each channel",
-    "torch_ssm": "State-space mixer (Mamba 2)",
-    "torch_selective_scan": "Selective state-space mixer (Mamba)",
+    "torch_ssm": "State-space mixer with one decay a head",
+    "torch_selective_scan": "Selective state-space mixer",
     "torch_lightning_attention": "Linear attention with constant decay",
     "torch_linear_recurrence": "Gated linear recurrence (RG-LRU)",
     "torch_mlstm": "Matrix LSTM mixer",
-    "torch_wkv": "WKV mixer (RWKV)",
+    "torch_wkv": "WKV mixer",
 }
 """Recurrences; a convolution in front of one belongs to it."""
 _ATTENTION = {

@@ -67,7 +67,10 @@ def import_libraries() -> None:
 
 
 def import_all(*more: str) -> None:
-    """Import what a run's programs need, and `more`; one thread, or forking is not safe."""
+    """Import what a run's programs need, and `more`; one thread, or forking is not safe.
+
+    Nothing is run meanwhile: an export asks how many GPUs there are, and no child may use one after that.
+    """
     with _for_good():
         for name in (*_LIBRARIES, *_OF_PROGRAMS, *more):
             importlib.import_module(name)
@@ -79,16 +82,6 @@ def import_all(*more: str) -> None:
         for key in transform_keys():
             get_transform(key)
         load_pipeline({})
-        _export_once()
-
-
-def _export_once() -> None:
-    """Export a model without data, which computes nothing: a process's first export fills tables for all others."""
-    import torch
-
-    with torch.device("meta"):
-        layer, tokens = torch.nn.Linear(8, 8), torch.zeros(2, 8)
-    torch.export.export(layer, (tokens,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), strict=False)
 
 
 class WarmPrograms:

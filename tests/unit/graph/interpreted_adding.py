@@ -6,7 +6,8 @@ import importlib.util
 from pathlib import Path
 
 import torch
-from document_examples import examples, write
+
+from tests.support.document_examples import examples, write
 
 PATH = "onboard/ops/linear/triton_softcap.py"
 

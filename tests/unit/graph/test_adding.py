@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from document_examples import examples, write
 from torch import Tensor, nn
 from transformers import AutoConfig
 
@@ -32,6 +31,7 @@ from onboard.ops import library
 from onboard.workflow.phase import RunOptions
 from onboard.workflow.phase_runner import Engine, load_phase, open_run
 from onboard.workflow.zoo import load_zoo
+from tests.support.document_examples import examples, write
 from tests.support.graph.fusion import apply, context_for, exported
 
 ROOT = Path(__file__).resolve().parents[3]

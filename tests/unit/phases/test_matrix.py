@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from onboard.analysis.spec import Trait
 from onboard.cli.progress import PlainObserver
 from onboard.content import CONTENT_ROOT
 from onboard.errors import OnboardError
@@ -108,7 +109,8 @@ def test_a_matrix_of_before_gets_the_column_that_it_lacks(context_for: ContextFa
 
 
 def test_a_hostile_name_cannot_break_the_table(context_for: ContextFactory) -> None:
-    context = _onboarded(context_for, "a/l", family="x|y\n| z | <script>`")
+    hostile = Trait(value="x|y\n| z | <script>`", evidence="edited by hand")
+    context = _onboarded(context_for, "a/l", traits={"attention": hostile})
     lines = [line for line in matrix_path(context.root).read_text().splitlines() if "a/l" in line]
     assert lines[0].count(" | ") == 5
     assert "<script>" not in lines[0]

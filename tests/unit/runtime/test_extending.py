@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from document_examples import examples, write
 from torch import fx, nn
 
 from onboard.cli import main
@@ -25,6 +24,7 @@ from onboard.graph.transform import BaseTransform, Stages, TransformConfig, Tran
 from onboard.ops.library import declared
 from onboard.runtime.build import make_context
 from onboard.runtime.engine import Engine
+from tests.support.document_examples import examples, write
 from tests.support.runtime.tiny import Tiny
 
 IDS = [5, 1, 40, 7, 7, 23, 9]

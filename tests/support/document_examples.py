@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_DOCS = Path(__file__).resolve().parents[1] / "docs"
+_DOCS = Path(__file__).resolve().parents[2] / "docs"
 _FILE = re.compile(r"^`([\w./]+)`:\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
