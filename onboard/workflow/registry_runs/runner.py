@@ -75,6 +75,11 @@ class Runner:
     _stopped: threading.Event = field(default_factory=threading.Event, init=False)
     _processes: set[subprocess.Popen[bytes]] = field(default_factory=set, init=False)
     _source: str = field(default_factory=lambda: source_hash(), init=False)
+    _known: Sequence[Result] = field(init=False)
+    """The rows as they were when this run began."""
+
+    def __post_init__(self) -> None:
+        self._known = load_results(self.root)
 
     def todo(self, entries: Sequence[RegistryEntry]) -> list[RegistryEntry]:
         """Return the entries that are to be run."""
@@ -108,14 +113,14 @@ class Runner:
         return key_of(entry, self.root, self._source, self.settings.device, reduced=self.settings.reduced)
 
     def _one(self, entry: RegistryEntry) -> tuple[Result, bool] | None:
-        """Run one entry, unless another run of the registry did while this one waited for it; None when stopped."""
+        """Run one entry, unless another run of the registry did since this one began; None when stopped."""
         folder = self.root / WORK / FOLDER / entry.config_id
         folder.mkdir(parents=True, exist_ok=True)
-        with self._entry_lock(entry, folder) as waited:
+        with self._entry_lock(entry, folder):
             if self._stopped.is_set():
                 return None
             row = self._row(entry, load_results(self.root))
-            if waited and row is not None and row.key == self._key(entry):
+            if row is not None and row != self._row(entry, self._known) and row.key == self._key(entry):
                 return row, False
             place = self.places.take(lambda why: self.progress.waiting(entry.name, why), self._stopped)
             if place is None:
@@ -213,20 +218,18 @@ class Runner:
 
 @dataclass
 class _EntryLock:
-    """Held while an entry runs; `with` gives whether another run had it first."""
+    """Held while an entry runs; another run that has it is waited for."""
 
     lock: FileLock
     runner: Runner
     name: str
 
-    def __enter__(self) -> bool:
+    def __enter__(self) -> None:
         try:
             self.lock.acquire(timeout=0)
         except Timeout:
             self.runner.progress.waiting(self.name, "another run of the registry has it")
             self._wait()
-            return True
-        return False
 
     def __exit__(self, *_: object) -> None:
         self.lock.release()

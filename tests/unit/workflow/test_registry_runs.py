@@ -366,6 +366,17 @@ def test_an_entry_that_another_run_has_is_waited_for_and_not_run_twice(root: Pat
     assert _calls(root) == []
 
 
+def test_an_entry_that_another_run_did_since_this_one_began_is_not_run_again(root: Path) -> None:
+    entry = load_entries(root)[0]
+    first, second = (Runner(root, CpuPlaces(), RunSettings(fresh=True), _Told()) for _ in range(2))
+    [(row, ran)] = second.run([entry])
+    assert ran
+    assert list(first.run([entry])) == [(row, False)]
+    assert _calls(root) == [entry.name]
+    [(_, ran)] = Runner(root, CpuPlaces(), RunSettings(fresh=True), _Told()).run([entry])
+    assert ran
+
+
 def test_gpus_are_taken_when_they_are_free_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = [0, 2]
     monkeypatch.setattr(places, "free_gpus", lambda: list(free))
