@@ -49,7 +49,7 @@ def test_a_model_is_onboarded_with_consent_and_refused_without(
 def _commands(text: str) -> dict[str, str]:
     """Return the commands of a pull request's text by what they run."""
     found = re.findall(r"^```bash\n(.*?)\n```$", text, re.MULTILINE | re.DOTALL)
-    return {name: command for command in found for name in ("pytest", "run_agent", "--until test") if name in command}
+    return {name: command for command in found for name in ("pytest", "run_model", "--until test") if name in command}
 
 
 @pytest.mark.exhaustive
@@ -77,7 +77,7 @@ def test_the_commands_of_a_pull_request_repeat_on_another_machine(tmp_path: Path
         (bin_folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words}"$@"\n')
         (bin_folder / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    for name, code in (("pytest", 2), ("--until test", 0), ("pytest", 0), ("run_agent", 0)):
+    for name, code in (("pytest", 2), ("--until test", 0), ("pytest", 0), ("run_model", 0)):
         command = commands[name].replace(f"path/to/{style}", str(checkpoint))
         done = subprocess.run(["sh", "-c", command], cwd=other, env=environment, capture_output=True, text=True)
         assert done.returncode == code, f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"

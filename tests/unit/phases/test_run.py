@@ -186,7 +186,7 @@ def _break(root: Path, old: str, new: str) -> None:
 
 
 ATTENTION_SCALE = ("sliding_window=self.window", "sliding_window=self.window, scale=1.5 * self.head_dim**-0.5")
-ONE_NORM = ("self.input_layernorm(x)", "self.input_layernorm(x) * 1.01")
+ONE_NORM = ("self.input_layernorm(hidden_states)", "self.input_layernorm(hidden_states) * 1.01")
 
 
 @pytest.mark.parametrize("fault", [ATTENTION_SCALE, ONE_NORM], ids=["attention scale x 1.5", "a norm x 1.01"])
@@ -213,7 +213,8 @@ def test_a_length_that_the_model_refuses_is_not_read_and_noted(random_checkpoint
     config = json.loads((random_checkpoint / "config.json").read_text())
     config |= {"inference_chunksize": 150, "max_position_embeddings": 512}
     (random_checkpoint / "config.json").write_text(json.dumps(config))
-    _break(root, "return self.norm(x)", "assert x.shape[1] <= 150\n        return self.norm(x)")
+    end = "return self.norm(hidden_states)"
+    _break(root, end, f"assert input_ids.shape[1] <= 150\n        {end}")
     result = _run(random_checkpoint, root)
     assert result["status"] == "success", result["error"]
     assert {check["longest"] for check in result["comparison"]["checks"]} == {63}
@@ -233,7 +234,7 @@ def test_weights_that_are_bad_for_both_are_no_fault(demo: Path, root: Path) -> N
 
 
 def test_logits_that_are_not_finite_fail(random_checkpoint: Path, root: Path) -> None:
-    _break(root, "return self.norm(x)", "return self.norm(x) / (position_ids[..., None] - 3)")
+    _break(root, "return self.norm(hidden_states)", "return self.norm(hidden_states) / (position_ids[..., None] - 3)")
     result = _run(random_checkpoint, root)
     assert (result["status"], result["error"]) == ("bad_generation", "the logits are not finite")
     json.dumps(result, allow_nan=False)
@@ -241,7 +242,8 @@ def test_logits_that_are_not_finite_fail(random_checkpoint: Path, root: Path) ->
 
 def test_cached_steps_that_differ_from_a_prefill_fail(random_checkpoint: Path, root: Path) -> None:
     # What a wrong cache does: a row's result depends on how many rows are computed with it, if these are many.
-    _break(root, "return self.norm(x)", "return self.norm(x) + (x.shape[1] // 10) * torch.roll(x, 1, -1)")
+    mixed = "self.norm(hidden_states) + (input_ids.shape[1] // 10) * torch.roll(hidden_states, 1, -1)"
+    _break(root, "return self.norm(hidden_states)", f"return {mixed}")
     result = _run(random_checkpoint, root)
     assert result["status"] == "bad_generation"
     assert "the logits are not those of transformers" in result["error"]
@@ -383,14 +385,14 @@ def test_a_process_that_dies_is_a_runtime_error(
     run_module = start()
     with (tmp_path / "log").open("w") as log:
         killed, failed = run_module(["killed"], log), run_module(["failed"], log)
-    assert "for want of memory" in _read_result(tmp_path / "none", killed)["error"]
+    assert "memory ran out" in _read_result(tmp_path / "none", killed)["error"]
     assert "exit code 3" in _read_result(tmp_path / "none", failed)["error"]
     assert (tmp_path / "log").read_text() == "why\n"
 
 
 def test_the_agent_ends_with_its_parent(tmp_path: Path) -> None:
     code = "from onboard.workflow.run_model import run_model; import threading, time; threading.Thread("
-    code += "target=run_agent._exit_with_parent, daemon=True).start(); print('up', flush=True); time.sleep(60)"
+    code += "target=run_model._exit_with_parent, daemon=True).start(); print('up', flush=True); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -404,7 +406,7 @@ def test_the_agent_ends_well_while_its_parent_lives(
     start: Callable[[], RunModule], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "from onboard.workflow.run_model import run_model; import threading, time; threading.Thread("
-    code += "target=run_agent._exit_with_parent, daemon=True).start(); time.sleep(0.5)"
+    code += "target=run_model._exit_with_parent, daemon=True).start(); time.sleep(0.5)"
     (tmp_path / "waiting.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path) + os.pathsep + os.environ.get("PYTHONPATH", ""))
     monkeypatch.syspath_prepend(tmp_path)
