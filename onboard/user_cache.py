@@ -7,11 +7,12 @@ import os
 import platform
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 from onboard.content import CONTENT_ROOT
+from onboard.gpu import version
 
 FOLDER_VARIABLE = "ONBOARD_CACHE"
 _LIBRARIES = (
