@@ -6,10 +6,12 @@ libraries' versions; the memory of the device is not in it.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
 from pathlib import Path
@@ -76,6 +78,33 @@ class KeptPlan:
                 old.unlink(missing_ok=True)
         except OSError:
             return
+
+
+def counted_or_kept(
+    checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path, model: str
+) -> tuple[MemoryPlan, list[str]]:
+    """Return the plan for any memory, and facts; one that was made before for the same settings is found again."""
+    kept = KeptPlan(checkpoint, runtime, gpu=gpu, root=root)
+    if (found := kept.find()) is not None:
+        return found
+    with _uncollected():
+        from onboard.runtime.plan import count_memory
+
+        made, facts = count_memory(checkpoint, runtime, gpu=gpu, root=root, model=model)
+    kept.keep(made, facts)
+    return made, list(facts)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Look for no garbage meanwhile: imports and traces leave little, and going through what they made takes long."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _by_age(folder: Path) -> list[Path]:

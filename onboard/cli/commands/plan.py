@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,6 +80,7 @@ def _plan(
     from onboard.gpu import device_memory
     from onboard.hub import as_folder, open_source
     from onboard.runtime.fitted_plan import fitted
+    from onboard.runtime.kept_plan import counted_or_kept
     from onboard.runtime.resolve import resolve_config
 
     here = device_memory("auto")
@@ -94,41 +92,12 @@ def _plan(
         if cache_dtype is not None:
             runtime.kv_cache_config.dtype = cache_dtype.value
         checkpoint = open_source(runtime.model, revision=runtime.revision).files()
-        counted, facts = _counted_or_kept(checkpoint, runtime, gpu=on_gpu, root=folder, model=model)
+        counted, facts = counted_or_kept(checkpoint, runtime, gpu=on_gpu, root=folder, model=model)
     made, lowered = fitted(counted.over(asked.count, asked.memory))
     facts += lowered
     if asked.count > 1:
         facts.append(f"weights and caches are split evenly over {asked.count} GPUs here; onboard itself runs on one")
     return made, facts
-
-
-def _counted_or_kept(
-    checkpoint: Path, runtime: RuntimeConfig, *, gpu: bool, root: Path, model: str
-) -> tuple[MemoryPlan, list[str]]:
-    """Return the plan for any memory, and facts; one that was made before for the same settings is found again."""
-    from onboard.runtime.kept_plan import KeptPlan
-
-    kept = KeptPlan(checkpoint, runtime, gpu=gpu, root=root)
-    if (found := kept.find()) is not None:
-        return found
-    with _uncollected():
-        from onboard.runtime.plan import count_memory
-
-        made, facts = count_memory(checkpoint, runtime, gpu=gpu, root=root, model=model)
-    kept.keep(made, facts)
-    return made, list(facts)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Look for no garbage meanwhile: imports and traces leave little, and going through what they made takes long."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _problem(model: str, plan: MemoryPlan, batch: int | None) -> ConsentRequiredError | None:

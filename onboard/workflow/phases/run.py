@@ -21,6 +21,7 @@ from onboard.content import content_path
 from onboard.errors import OnboardError
 from onboard.extensions import extensions_digest
 from onboard.gpu import device_memory
+from onboard.workflow import run_model
 from onboard.workflow.checkpoint.checkpoint_size import layer_kinds, native_values
 from onboard.workflow.phase import Phase, PhaseResult, RunContext
 from onboard.workflow.phases.register import ARTIFACT as REGISTRATION
@@ -162,7 +163,7 @@ def _shapes(context: RunContext, changes: dict[str, Any]) -> dict[str, tuple[int
 
 def agent_command(context: RunContext) -> str:
     """Return the command that repeats the full run, from the root."""
-    command = ["python", "-m", "onboard.workflow.run_model.run_model", "--root", ".", "--output", "run.json"]
+    command = ["python", "-m", run_model.MODULE, "--root", ".", "--output", "run.json"]
     return shlex.join([*command, "--entry", context.read_json(REGISTRATION)["name"], *_overrides(context)])
 
 
@@ -179,7 +180,7 @@ def run_agent(
     arguments += ["--exit-with-parent"]
     arguments += _overrides(context, dtype)
     arguments += ["--layers", str(layers)] if layers is not None else []
-    words = ["onboard.workflow.run_model.run_model", *map(str, arguments)]
+    words = [run_model.MODULE, *map(str, arguments)]
     # The weights are here by now: nothing is to be fetched from inside the run.
     environment = {"PYTHONUNBUFFERED": "1"} | ({"HF_HUB_OFFLINE": "1"} if context.options.offline else {})
     with log.open("a+", encoding="utf-8") as file:

@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 from onboard import registry
 from onboard.registry import RegistryEntry
 from onboard.registry_text import insert_entry, set_fields
+from onboard.workflow import run_model
 from onboard.workflow.files import write_atomically
 from onboard.workflow.lock import WORK
 from onboard.workflow.registry_runs.places import Place, Places
@@ -161,31 +162,13 @@ class Runner:
     def _command(self, entry: RegistryEntry, output: Path) -> tuple[list[str], int | None]:
         layers = reduced_layers(entry, self.root) if self.settings.reduced else None
         layers = 2 if self.settings.reduced and layers is None else layers
-        words = [
-            sys.executable,
-            "-m",
-            "onboard.workflow.run_model.run_model",
-            "--entry",
-            entry.name,
-            "--root",
-            str(self.root),
-        ]
+        words = [sys.executable, "-m", run_model.MODULE, "--entry", entry.name, "--root", str(self.root)]
         words += ["--output", str(output), "--device", self.settings.device, "--exit-with-parent"]
         return [*words, *(["--layers", str(layers)] if layers is not None else [])], layers
 
     def _repeated(self, entry: RegistryEntry, layers: int | None) -> str:
         """Return the command that repeats an entry's run on any machine, from the root."""
-        words = [
-            "python",
-            "-m",
-            "onboard.workflow.run_model.run_model",
-            "--entry",
-            entry.name,
-            "--root",
-            ".",
-            "--output",
-            "run.json",
-        ]
+        words = ["python", "-m", run_model.MODULE, "--entry", entry.name, "--root", ".", "--output", "run.json"]
         words += ["--device", self.settings.device, *(["--layers", str(layers)] if layers is not None else [])]
         return shlex.join(words)
 

@@ -21,7 +21,6 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from onboard.config import SettledConfig
 from onboard.errors import OnboardError
 from onboard.graph.cache_init.attention_probe import check_calls
 from onboard.graph.cache_init.cached_hf import AttentionLayer
@@ -148,8 +147,7 @@ def test_a_model_whose_attention_was_not_found_gets_no_caches() -> None:
 def test_every_attention_layer_gets_caches_of_its_own(backend: str | None) -> None:
     model, calls, *_ = _record("gemma2", sliding_window=5)
     factory = ModelFactory(Path("unused"), root=None, dtype=torch.float32, model_kwargs={})
-    runtime = SettledConfig(max_seq_len=512, max_batch_size=8, max_num_tokens=2048)
-    context = TransformContext(factory, runtime, torch.device("cpu"), torch.float32)
+    context = TransformContext(factory, settled_config(), torch.device("cpu"), torch.float32)
     context.attention = [AttentionLayer.of(call, "somewhere") for call in calls]
     transform = get_transform("transformers_replace_cached_attn")
     cached, info = transform(transform.config_class(stage=Stages.CACHE_INIT, backend=backend)).apply(model, context)
